@@ -1,0 +1,101 @@
+//! The named steps of provisioning, growth and removal: every place where a crash leaves something
+//! half done.
+//!
+//! Code that has just made one durable or kernel-visible change says so with [`reached`]. In normal
+//! operation that is a load and a branch. The crash tests install a hook that kills the process
+//! there, once for every member of [`Step::ALL`]; a step that is added to the list is therefore
+//! crash-tested from the day it exists, and a step that nothing reaches fails the test.
+
+use std::sync::OnceLock;
+
+macro_rules! steps {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal,)+) => {
+        /// One place where the process may die between two changes.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Step { $($(#[doc = $doc])+ $name,)+ }
+
+        impl Step {
+            /// Every step, in the order of the list above.
+            pub const ALL: &'static [Step] = &[$(Step::$name,)+];
+
+            /// The name by which tests and logs call the step.
+            pub const fn name(self) -> &'static str {
+                match self { $(Step::$name => $text,)+ }
+            }
+        }
+    };
+}
+
+steps! {
+    /// Provisioning: the objects below a claim (volume, target, replica) are stored.
+    VolumeObjectsWritten = "volume-objects-written",
+    /// Provisioning: a replica's directory exists under a temporary name.
+    ReplicaDirectoryMade = "replica-directory-made",
+    /// Provisioning: its data file has its size.
+    ReplicaDataMade = "replica-data-made",
+    /// Provisioning: both superblocks are durable.
+    ReplicaSuperblocksMade = "replica-superblocks-made",
+    /// Provisioning: the directory has its final name, durably.
+    ReplicaPublished = "replica-published",
+    /// Provisioning: the replica's and the target's measured sizes are stored.
+    ReplicaReported = "replica-reported",
+    /// Provisioning: the persistent volume is stored.
+    PersistentVolumeWritten = "persistent-volume-written",
+    /// Provisioning: the claim names its volume.
+    ClaimNamesVolume = "claim-names-volume",
+    /// Provisioning: the claim and the persistent volume say Bound.
+    ClaimBound = "claim-bound",
+    /// Attachment: a loop device carries the replica's data file.
+    DeviceAttached = "device-attached",
+    /// Attachment: a filesystem was made on it.
+    FilesystemMade = "filesystem-made",
+    /// Attachment: the filesystem is mounted at its private place.
+    FilesystemMounted = "filesystem-mounted",
+    /// Attachment: the consumer's path shows it.
+    PathPublished = "path-published",
+    /// Attachment: the attachment's measured rungs are stored.
+    AttachmentReported = "attachment-reported",
+    /// Growth: the larger goals are stored in every object below the claim.
+    GoalsRaised = "goals-raised",
+    /// Growth: the replica's data file is longer, its superblock is not yet.
+    ReplicaDataExtended = "replica-data-extended",
+    /// Growth: the replica's new size is durable.
+    ReplicaRaised = "replica-raised",
+    /// Growth: the loop device has the new size.
+    DeviceRaised = "device-raised",
+    /// Growth: the filesystem has the new size.
+    FilesystemRaised = "filesystem-raised",
+    /// Growth: the claim's status says the new size.
+    ClaimFinished = "claim-finished",
+    /// Removal: the consumer's path is gone.
+    PathUnpublished = "path-unpublished",
+    /// Removal: the private mount is gone.
+    FilesystemUnmounted = "filesystem-unmounted",
+    /// Removal: the loop device is free.
+    DeviceDetached = "device-detached",
+    /// Removal: the replica's directory has a temporary name again.
+    ReplicaUnpublished = "replica-unpublished",
+    /// Removal: the replica's files are gone.
+    ReplicaRemoved = "replica-removed",
+}
+
+impl Step {
+    /// The step of that name.
+    pub fn from_name(name: &str) -> Option<Step> {
+        Step::ALL.iter().copied().find(|step| step.name() == name)
+    }
+}
+
+static HOOK: OnceLock<fn(Step)> = OnceLock::new();
+
+/// Calls `hook` at every step from now on. Only the first call of a process counts.
+pub fn install_hook(hook: fn(Step)) {
+    let _ = HOOK.set(hook);
+}
+
+/// Says that `step` has just been taken.
+pub fn reached(step: Step) {
+    if let Some(hook) = HOOK.get() {
+        hook(step);
+    }
+}

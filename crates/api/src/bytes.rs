@@ -3,13 +3,17 @@
 //! A size is an exact count of bytes. It never goes negative and never wraps: arithmetic that could
 //! is checked and answers `None`.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// An exact number of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+///
+/// In objects it is a Kubernetes quantity such as `2Gi`; a size that is no whole multiple of a unit is
+/// written as the plain number, so that nothing is ever rounded away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(u64);
 
 impl Bytes {
@@ -81,5 +85,57 @@ impl fmt::Display for Bytes {
 impl std::iter::Sum for Bytes {
     fn sum<I: Iterator<Item = Bytes>>(sizes: I) -> Bytes {
         sizes.fold(Bytes::ZERO, |sum, size| Bytes(sum.0.saturating_add(size.0)))
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+        struct Quantity;
+
+        impl de::Visitor<'_> for Quantity {
+            type Value = Bytes;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a size such as \"2Gi\" or a number of bytes")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Bytes, E> {
+                Some(Bytes(number))
+                    .filter(|size| *size <= Bytes::MAX)
+                    .ok_or_else(|| E::invalid_value(de::Unexpected::Unsigned(number), &self))
+            }
+
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Bytes, E> {
+                u64::try_from(number)
+                    .map(Bytes)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Signed(number), &self))
+            }
+        }
+
+        deserializer.deserialize_any(Quantity)
+    }
+}
+
+impl JsonSchema for Bytes {
+    fn schema_name() -> Cow<'static, str> {
+        "Bytes".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "x-kubernetes-int-or-string": true })
     }
 }

@@ -2,8 +2,15 @@
 //!
 //! Nothing here does I/O. Everything here can be tested with values alone.
 
+#[cfg(feature = "kinds")]
+pub mod kinds;
+pub mod quantity;
 pub mod step;
 
 mod bytes;
+mod hold;
+mod ladder;
 
 pub use bytes::Bytes;
+pub use hold::{Hold, HoldReason};
+pub use ladder::{Next, Observed, Rung, next_step};

@@ -1,0 +1,152 @@
+//! Why something does not move: a finite list, each with one sentence and one next action.
+//!
+//! Every stuck state that a user can meet is a member of [`HoldReason`]. The list is printed in
+//! `docs/holds.md`, and a test keeps the two the same.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+macro_rules! reasons {
+    ($($name:ident: $sentence:literal, $action:literal;)+) => {
+        /// Why a claim, or one of its rungs, is held.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+        pub enum HoldReason {
+            $(#[doc = $sentence] $name,)+
+        }
+
+        impl HoldReason {
+            /// Every reason.
+            pub const ALL: &'static [HoldReason] = &[$(HoldReason::$name,)+];
+
+            /// The code: stable, in one word, for scripts, metrics and the documentation.
+            pub const fn code(self) -> &'static str {
+                match self { $(HoldReason::$name => stringify!($name),)+ }
+            }
+
+            /// What is the matter, in one sentence.
+            pub const fn sentence(self) -> &'static str {
+                match self { $(HoldReason::$name => $sentence,)+ }
+            }
+
+            /// What to do about it.
+            pub const fn action(self) -> &'static str {
+                match self { $(HoldReason::$name => $action,)+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    WaitingForConsumer:
+        "The class provisions a claim only when something uses it, and nothing does yet.",
+        "Mount the claim with `trellis mount`, or create a pod that uses it.";
+    ClassNotFound:
+        "The claim names a StorageClass that does not exist.",
+        "Create the class, or create the claim anew with an existing one (`kubectl get sc`).";
+    ClassInvalid:
+        "The claim's StorageClass has a parameter that Trellis does not understand.",
+        "Create a class with valid parameters and create the claim anew with it.";
+    AccessModeUnsupported:
+        "The claim asks for an access mode that this volume cannot give.",
+        "Create the claim anew with ReadWriteOnce or ReadWriteOncePod.";
+    PoolNotFound:
+        "None of the pools that the class names exists.",
+        "Add the pool with `trellis pool add NAME DIR`.";
+    PoolNotReady:
+        "The pool's directory cannot be used on its node.",
+        "Look at `trellis pool ls -o wide`; mount or repair the directory, then add the pool again.";
+    NoSpaceInPool:
+        "No pool has room for the size that is asked for.",
+        "Free space, raise the pool's overcommitPercent, add a pool, or lower the request with `trellis cancel`.";
+    SizeTooLarge:
+        "The size is larger than a volume can be.",
+        "Lower the request with `trellis cancel`.";
+    NotMounted:
+        "The volume carries a filesystem that is not mounted, so the filesystem cannot grow now.",
+        "Mount the claim with `trellis mount`: the filesystem grows as part of it.";
+    ReadOnly:
+        "Every use of the volume is read-only, and a read-only filesystem is never grown.",
+        "Mount the claim once without --read-only.";
+    FilesystemUnsupported:
+        "The filesystem on the volume is of a kind that Trellis cannot grow.",
+        "Grow it with its own tools; the device below already has the new size.";
+    FilesystemErrors:
+        "The filesystem has recorded errors, and the kernel refuses to grow it before a repair.",
+        "Unmount the claim and run the filesystem's repair tool, then mount it again.";
+    ForeignData:
+        "The volume carries data that is not the filesystem asked for, and Trellis never overwrites data.",
+        "Save or remove the data yourself, or create the claim anew with volumeMode Block.";
+    MissingCapability:
+        "The kernel refuses because the process lacks a capability (CAP_SYS_RESOURCE for ext3 and ext4 growth).",
+        "Run Trellis with the capability; `trellis doctor` shows what is missing.";
+    MissingProgram:
+        "A program that makes the filesystem is not installed on the node.",
+        "Install it (`trellis doctor` names it); the mount goes on by itself.";
+    PathBusy:
+        "The path where the volume shall appear is in use by something else.",
+        "Unmount or empty the path, or mount the claim elsewhere.";
+    PathInvalid:
+        "The path where the volume shall appear cannot be used.",
+        "Give an absolute path to an empty directory, or to one that does not exist yet.";
+    StillInUse:
+        "Something still uses the mount, so it cannot be taken away.",
+        "Stop the programs that use it (`fuser -vm PATH`); the unmount goes on by itself.";
+    ClaimNotBound:
+        "The claim has no volume yet.",
+        "Wait for the claim to bind; `trellis explain CLAIM` says what keeps it.";
+    ReplicaDamaged:
+        "A copy of the volume does not pass its checks.",
+        "Run `trellis check POOL-DIR`, keep the files, and restore the copy from a backup.";
+    ReplicaUnavailable:
+        "A copy of the volume is on a node or pool that cannot be reached.",
+        "Bring the node or the pool back; the growth goes on by itself.";
+    DeviceGone:
+        "The block device that carried the volume has vanished.",
+        "Unmount the claim and mount it again.";
+    KernelRefused:
+        "The kernel refused an operation on the volume.",
+        "Read the message for the operation and its error; `trellis doctor` checks this machine.";
+    InUse:
+        "The claim is being deleted while something still uses it.",
+        "Unmount it with `trellis umount`; it goes away by itself then.";
+}
+
+impl std::fmt::Display for HoldReason {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.pad(self.code())
+    }
+}
+
+/// A reason together with what is known of this one case.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Hold {
+    /// The reason, from the finite list.
+    pub reason: HoldReason,
+    /// This case in one sentence: names, sizes, what the kernel said.
+    pub message: String,
+}
+
+impl Hold {
+    /// A hold for `reason` with the particulars of this case.
+    pub fn new(reason: HoldReason, message: impl Into<String>) -> Self {
+        Hold { reason, message: message.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Fails if a reason is added, renamed or reworded without its page in the documentation.
+    #[test]
+    fn every_reason_stands_in_the_documentation() {
+        let page = include_str!("../../../docs/holds.md");
+        for reason in HoldReason::ALL {
+            let row = format!("| `{reason}` | {} | {} |", reason.sentence(), reason.action());
+            assert!(page.contains(&row), "docs/holds.md lacks this row:\n{row}");
+        }
+        let rows = page.lines().filter(|line| line.starts_with("| `")).count();
+        assert_eq!(rows, HoldReason::ALL.len(), "docs/holds.md has a row for a reason that is gone");
+    }
+}

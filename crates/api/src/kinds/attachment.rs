@@ -1,0 +1,97 @@
+//! `Attachment`: a volume in use on a node.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{FilesystemKind, RungStatus};
+use crate::{Bytes, Hold};
+
+/// Where and how a claim shall be used. Made by whoever wants to use it; deleting it ends the use.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "trellis.dev",
+    version = "v1alpha1",
+    kind = "Attachment",
+    plural = "attachments",
+    singular = "attachment",
+    category = "trellis",
+    namespaced,
+    status = "AttachmentStatus",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct AttachmentSpec {
+    /// The claim, in the attachment's own namespace.
+    pub claim_name: String,
+    /// The node on which it is used.
+    pub node: String,
+    /// Where it appears: a directory for a filesystem, a block device file for a block volume.
+    pub path: String,
+    /// Whether it may only be read.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// What its node found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AttachmentStatus {
+    /// In one word.
+    #[serde(default)]
+    pub phase: AttachmentPhase,
+    /// The volume that the claim is bound to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// The way the bytes take: `local`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub via: Option<String>,
+    /// The block device on the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The filesystem on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<FilesystemKind>,
+    /// The smallest of its rungs: the size that the consumer can rely on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Bytes>,
+    /// The rungs on this node, lowest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rungs: Vec<RungStatus>,
+    /// How full it was when last measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// What keeps it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+    /// `Attached`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// An attachment's state in one word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AttachmentPhase {
+    /// Not there yet; the hold says why.
+    #[default]
+    Pending,
+    /// The path shows the volume.
+    Attached,
+    /// On its way out.
+    Detaching,
+}
+
+/// How full a filesystem is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Usage {
+    /// Bytes that files take.
+    pub used: Bytes,
+    /// Bytes that a user can still write.
+    pub available: Bytes,
+    /// Inodes in use.
+    pub inodes_used: u64,
+    /// Inodes that are free.
+    pub inodes_free: u64,
+}

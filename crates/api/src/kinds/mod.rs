@@ -1,0 +1,74 @@
+//! The kinds of `trellis.dev/v1alpha1`, and the names that users, charts and tests rely on.
+//!
+//! Spec flows down, status flows up: a controller writes the spec of the kind below and the status of
+//! its own. `Pool`, `Volume`, `Target` and `Replica` belong to no namespace; an `Attachment` lives
+//! beside the claim that it attaches.
+
+mod attachment;
+mod pool;
+mod replica;
+mod rung;
+mod target;
+mod volume;
+
+pub use attachment::{Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Usage};
+pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus};
+pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
+pub use rung::{Raised, RungStatus};
+pub use target::{Target, TargetSpec, TargetStatus};
+pub use volume::{
+    ClaimRef, GrowthRecord, GrowthResult, RungTime, Volume, VolumePhase, VolumeSpec, VolumeStatus,
+    GROWTH_RECORDS_MAX,
+};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// API group of our kinds, and the name of provisioner and CSI driver.
+pub const GROUP: &str = "trellis.dev";
+/// The provisioner's name in a StorageClass.
+pub const PROVISIONER: &str = "trellis.dev";
+/// The label by which a Target or Replica names its volume.
+pub const VOLUME_LABEL: &str = "trellis.dev/volume";
+/// The finalizer that keeps a Replica until its files are gone.
+pub const DATA_FINALIZER: &str = "trellis.dev/data";
+/// The finalizer that keeps an Attachment until its mounts and devices are gone.
+pub const ATTACHMENT_FINALIZER: &str = "trellis.dev/attachment";
+/// The class parameter that names the filesystem.
+pub const FSTYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
+
+/// A filesystem that Trellis makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum FilesystemKind {
+    /// XFS: grows while mounted with no capability beyond mounting.
+    #[default]
+    Xfs,
+    /// Btrfs.
+    Btrfs,
+    /// Ext4.
+    Ext4,
+    /// Ext3.
+    Ext3,
+}
+
+impl FilesystemKind {
+    /// Every kind that a class may ask for.
+    pub const ALL: [FilesystemKind; 4] =
+        [FilesystemKind::Xfs, FilesystemKind::Btrfs, FilesystemKind::Ext4, FilesystemKind::Ext3];
+
+    /// The name that mount and mkfs use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FilesystemKind::Xfs => "xfs",
+            FilesystemKind::Btrfs => "btrfs",
+            FilesystemKind::Ext4 => "ext4",
+            FilesystemKind::Ext3 => "ext3",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        FilesystemKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}

@@ -1,0 +1,70 @@
+//! `Pool`: a directory on a node where replicas live.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::Bytes;
+
+/// What the user wants of a pool.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "trellis.dev",
+    version = "v1alpha1",
+    kind = "Pool",
+    plural = "pools",
+    singular = "pool",
+    category = "trellis",
+    status = "PoolStatus",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolSpec {
+    /// The node whose directory it is.
+    pub node: String,
+    /// The directory, absolute.
+    pub path: String,
+    /// How much may be promised, in percent of what the directory can hold. 100 promises nothing that
+    /// is not there; 200 promises every byte twice.
+    #[serde(default = "overcommit_default")]
+    pub overcommit_percent: u32,
+}
+
+fn overcommit_default() -> u32 {
+    100
+}
+
+/// What the owning node found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolStatus {
+    /// Measured sizes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<PoolCapacity>,
+    /// `Ready`, with the reason when it is not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// How large a pool is, measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolCapacity {
+    /// Size of the filesystem that holds the directory.
+    pub total: Bytes,
+    /// Free on it now.
+    pub free: Bytes,
+    /// Taken on it by replicas.
+    pub allocated: Bytes,
+    /// When it was measured.
+    pub observed_at: MicroTime,
+}
+
+impl PoolCapacity {
+    /// All that replicas could ever take: what they have and what is free. Other users of the same
+    /// filesystem are thereby left out of the promise.
+    pub fn usable(&self) -> Bytes {
+        [self.free, self.allocated].into_iter().sum()
+    }
+}

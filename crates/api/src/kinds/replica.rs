@@ -1,0 +1,90 @@
+//! `Replica`: one copy of a volume on a pool.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::RungStatus;
+use crate::{Bytes, Hold};
+
+/// What is wanted of a copy. Its capacity is also the reservation on its pool.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "trellis.dev",
+    version = "v1alpha1",
+    kind = "Replica",
+    plural = "replicas",
+    singular = "replica",
+    category = "trellis",
+    status = "ReplicaStatus",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaSpec {
+    /// The volume it is a copy of.
+    pub volume: String,
+    /// The volume's identity, which the copy carries on disk.
+    pub volume_id: String,
+    /// The copy's own identity.
+    pub replica_id: String,
+    /// The pool it lives on.
+    pub pool: String,
+    /// The node of that pool.
+    pub node: String,
+    /// The size it shall have.
+    pub capacity: Bytes,
+    /// Whether every byte is allocated.
+    #[serde(default)]
+    pub thick: bool,
+}
+
+/// What its node found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaStatus {
+    /// In one word.
+    #[serde(default)]
+    pub phase: ReplicaPhase,
+    /// Its size, measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Bytes>,
+    /// The `replica` rung.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rung: Option<RungStatus>,
+    /// The file that holds the bytes, on its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// What the bytes are, as far as it can be told without mounting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Content>,
+    /// What keeps it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+    /// `Ready`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// A replica's state in one word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ReplicaPhase {
+    /// Its files do not exist yet.
+    #[default]
+    Pending,
+    /// It is there and passes its checks.
+    Ready,
+    /// It cannot be used; the hold says why.
+    Failed,
+}
+
+/// What was found on a volume that is not mounted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Content {
+    /// `empty`, the name of a filesystem, or what else was recognised.
+    pub kind: String,
+    /// The size that its superblock records, for a filesystem.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
+}

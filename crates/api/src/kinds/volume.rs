@@ -1,0 +1,138 @@
+//! `Volume`: one claim's bytes, whatever carries them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::FilesystemKind;
+use crate::{Bytes, Hold, Rung};
+
+/// How many growths a volume remembers.
+pub const GROWTH_RECORDS_MAX: usize = 50;
+
+/// What is wanted of a volume.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "trellis.dev",
+    version = "v1alpha1",
+    kind = "Volume",
+    plural = "volumes",
+    singular = "volume",
+    shortname = "tv",
+    category = "trellis",
+    status = "VolumeStatus",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeSpec {
+    /// The size it shall have: the goal. A larger one replaces it at once.
+    pub capacity: Bytes,
+    /// The claim it was made for.
+    pub claim: ClaimRef,
+    /// The claim's StorageClass.
+    pub class: String,
+    /// How many copies there are.
+    pub replicas: u32,
+    /// Whether every byte is allocated from the start.
+    #[serde(default)]
+    pub thick: bool,
+    /// The filesystem to make at the first use; none for a block volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<FilesystemKind>,
+    /// Who asked for the present size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_by: Option<String>,
+    /// When the present size was first seen as asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_at: Option<MicroTime>,
+}
+
+/// Names a claim for good: a claim of the same name made later is another one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimRef {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+}
+
+/// Where a volume stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeStatus {
+    /// In one word.
+    #[serde(default)]
+    pub phase: VolumePhase,
+    /// What its target was measured to serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Bytes>,
+    /// What keeps it from its goal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+    /// `Ready` and `Resizing`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// The growths that are over, oldest first, at most [`GROWTH_RECORDS_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub growths: Vec<GrowthRecord>,
+}
+
+/// A volume's state in one word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum VolumePhase {
+    /// Not all of its copies exist yet.
+    #[default]
+    Pending,
+    /// It can be used.
+    Ready,
+    /// It can be used, and is on its way to a larger size.
+    Resizing,
+    /// It is going away.
+    Deleting,
+}
+
+/// One growth that is over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GrowthRecord {
+    /// Who asked.
+    pub by: String,
+    /// When it was first seen.
+    pub requested_at: MicroTime,
+    /// When it ended.
+    pub finished_at: MicroTime,
+    /// The size before.
+    pub from: Bytes,
+    /// The size asked for.
+    pub to: Bytes,
+    /// How it ended.
+    pub result: GrowthResult,
+    /// How long each rung took.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rungs: Vec<RungTime>,
+}
+
+/// How a growth ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum GrowthResult {
+    /// Every rung was measured at the size asked for.
+    Succeeded,
+    /// A larger request took its place before it was done.
+    Replaced,
+    /// The request was lowered before it was committed.
+    Cancelled,
+}
+
+/// The time that one rung took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RungTime {
+    /// Which rung.
+    pub rung: Rung,
+    /// Microseconds for the raise itself.
+    pub micros: u64,
+}

@@ -52,7 +52,10 @@ impl Bytes {
 
     /// The sum, unless it is too large for a size.
     pub fn checked_add(self, other: Bytes) -> Option<Bytes> {
-        self.0.checked_add(other.0).map(Bytes).filter(|sum| *sum <= Bytes::MAX)
+        self.0
+            .checked_add(other.0)
+            .map(Bytes)
+            .filter(|sum| *sum <= Bytes::MAX)
     }
 
     /// The difference, or zero when `other` is larger.
@@ -62,7 +65,10 @@ impl Bytes {
 
     /// The next multiple of `unit` at or above this size, unless it is too large. `unit` is not zero.
     pub fn checked_next_multiple_of(self, unit: Bytes) -> Option<Bytes> {
-        self.0.checked_next_multiple_of(unit.0).map(Bytes).filter(|size| *size <= Bytes::MAX)
+        self.0
+            .checked_next_multiple_of(unit.0)
+            .map(Bytes)
+            .filter(|size| *size <= Bytes::MAX)
     }
 }
 
@@ -70,8 +76,14 @@ impl Bytes {
 /// of bytes where it is not: nothing is rounded away.
 impl fmt::Display for Bytes {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u32, &str); 6] =
-            [(60, "Ei"), (50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
+        const UNITS: [(u32, &str); 6] = [
+            (60, "Ei"),
+            (50, "Pi"),
+            (40, "Ti"),
+            (30, "Gi"),
+            (20, "Mi"),
+            (10, "Ki"),
+        ];
         for (shift, suffix) in UNITS {
             let unit = 1u64 << shift;
             if self.0 >= unit && self.0.is_multiple_of(unit) {

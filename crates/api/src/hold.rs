@@ -47,8 +47,8 @@ reasons! {
         "The claim's StorageClass has a parameter that Trellis does not understand.",
         "Create a class with valid parameters and create the claim anew with it.";
     AccessModeUnsupported:
-        "The claim asks for an access mode that this volume cannot give.",
-        "Create the claim anew with ReadWriteOnce or ReadWriteOncePod.";
+        "The claim's access mode does not allow this use.",
+        "End the other use first, or create a claim with another access mode.";
     PoolNotFound:
         "None of the pools that the class names exists.",
         "Add the pool with `trellis pool add NAME DIR`.";
@@ -130,7 +130,10 @@ pub struct Hold {
 impl Hold {
     /// A hold for `reason` with the particulars of this case.
     pub fn new(reason: HoldReason, message: impl Into<String>) -> Self {
-        Hold { reason, message: message.into() }
+        Hold {
+            reason,
+            message: message.into(),
+        }
     }
 }
 
@@ -143,10 +146,18 @@ mod tests {
     fn every_reason_stands_in_the_documentation() {
         let page = include_str!("../../../docs/holds.md");
         for reason in HoldReason::ALL {
-            let row = format!("| `{reason}` | {} | {} |", reason.sentence(), reason.action());
+            let row = format!(
+                "| `{reason}` | {} | {} |",
+                reason.sentence(),
+                reason.action()
+            );
             assert!(page.contains(&row), "docs/holds.md lacks this row:\n{row}");
         }
         let rows = page.lines().filter(|line| line.starts_with("| `")).count();
-        assert_eq!(rows, HoldReason::ALL.len(), "docs/holds.md has a row for a reason that is gone");
+        assert_eq!(
+            rows,
+            HoldReason::ALL.len(),
+            "docs/holds.md has a row for a reason that is gone"
+        );
     }
 }

@@ -103,15 +103,24 @@ pub enum Next {
 ///
 /// `rungs` stand lowest first. A rung that is larger than `want` stays as it is.
 pub fn next_step(rungs: &[Observed], want: Bytes) -> Next {
-    debug_assert!(rungs.windows(2).all(|pair| pair[0].rung <= pair[1].rung), "lowest rung first");
+    debug_assert!(
+        rungs.windows(2).all(|pair| pair[0].rung <= pair[1].rung),
+        "lowest rung first"
+    );
     for (index, observed) in rungs.iter().enumerate() {
         let lowest = index == 0;
         if observed.size >= want || (observed.full && !lowest) {
             continue;
         }
         return match observed.hold {
-            Some(reason) => Next::Held { rung: observed.rung, reason },
-            None => Next::Raise { rung: observed.rung, to: want },
+            Some(reason) => Next::Held {
+                rung: observed.rung,
+                reason,
+            },
+            None => Next::Raise {
+                rung: observed.rung,
+                to: want,
+            },
         };
     }
     Next::Reached
@@ -151,8 +160,15 @@ mod tests {
         }
 
         fn raise(&mut self, rung: Rung, to: Bytes) {
-            let index = Rung::ALL.iter().position(|each| *each == rung).expect("a rung of ours");
-            let target = if index == 0 { to.get() } else { self.fit(index, to.get()) };
+            let index = Rung::ALL
+                .iter()
+                .position(|each| *each == rung)
+                .expect("a rung of ours");
+            let target = if index == 0 {
+                to.get()
+            } else {
+                self.fit(index, to.get())
+            };
             self.sizes[index] = self.sizes[index].max(target);
         }
     }
@@ -235,18 +251,32 @@ mod tests {
     // Fails if a hold high on the ladder keeps a lower rung from rising, or the other way round.
     #[test]
     fn the_lowest_rung_that_is_behind_decides() {
-        let rung = |rung, size, hold| Observed { rung, size: Bytes::gib(size), full: false, hold };
+        let rung = |rung, size, hold| Observed {
+            rung,
+            size: Bytes::gib(size),
+            full: false,
+            hold,
+        };
         let seen = [
             rung(Rung::Replica, 1, None),
             rung(Rung::Volume, 1, Some(HoldReason::NoSpaceInPool)),
         ];
         let want = Bytes::gib(2);
-        assert_eq!(next_step(&seen, want), Next::Raise { rung: Rung::Replica, to: want });
+        assert_eq!(
+            next_step(&seen, want),
+            Next::Raise {
+                rung: Rung::Replica,
+                to: want
+            }
+        );
         let seen = [
             rung(Rung::Replica, 2, None),
             rung(Rung::Volume, 1, Some(HoldReason::NoSpaceInPool)),
         ];
-        let held = Next::Held { rung: Rung::Volume, reason: HoldReason::NoSpaceInPool };
+        let held = Next::Held {
+            rung: Rung::Volume,
+            reason: HoldReason::NoSpaceInPool,
+        };
         assert_eq!(next_step(&seen, want), held);
     }
 }

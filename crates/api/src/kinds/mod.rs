@@ -17,8 +17,8 @@ pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
 pub use target::{Target, TargetSpec, TargetStatus};
 pub use volume::{
-    ClaimRef, GrowthRecord, GrowthResult, RungTime, Volume, VolumePhase, VolumeSpec, VolumeStatus,
-    GROWTH_RECORDS_MAX,
+    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime, Volume,
+    VolumePhase, VolumeSpec, VolumeStatus,
 };
 
 use schemars::JsonSchema;
@@ -54,8 +54,12 @@ pub enum FilesystemKind {
 
 impl FilesystemKind {
     /// Every kind that a class may ask for.
-    pub const ALL: [FilesystemKind; 4] =
-        [FilesystemKind::Xfs, FilesystemKind::Btrfs, FilesystemKind::Ext4, FilesystemKind::Ext3];
+    pub const ALL: [FilesystemKind; 4] = [
+        FilesystemKind::Xfs,
+        FilesystemKind::Btrfs,
+        FilesystemKind::Ext4,
+        FilesystemKind::Ext3,
+    ];
 
     /// The name that mount and mkfs use.
     pub const fn name(self) -> &'static str {
@@ -69,6 +73,8 @@ impl FilesystemKind {
 
     /// The kind of that name.
     pub fn from_name(name: &str) -> Option<Self> {
-        FilesystemKind::ALL.into_iter().find(|kind| kind.name() == name)
+        FilesystemKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
     }
 }

@@ -40,12 +40,21 @@ pub struct VolumeSpec {
     /// The filesystem to make at the first use; none for a block volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemKind>,
-    /// Who asked for the present size.
+    /// The growth that led to the present goal; none while it has the size it was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requested_by: Option<String>,
-    /// When the present size was first seen as asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requested_at: Option<MicroTime>,
+    pub growth: Option<GrowthRequest>,
+}
+
+/// Who asked for the present goal, and when.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GrowthRequest {
+    /// Who changed the claim.
+    pub by: String,
+    /// When the change was first seen.
+    pub at: MicroTime,
+    /// The claim's size before it.
+    pub from: Bytes,
 }
 
 /// Names a claim for good: a claim of the same name made later is another one.

@@ -1,0 +1,155 @@
+//! The replica store: where one copy of a volume lives on a pool directory.
+//!
+//! ```text
+//! POOL/lock                          flock: one owner a pool
+//! POOL/replicas/NAME/superblock.a    4 KiB: identity, size, sequence, CRC32C
+//! POOL/replicas/NAME/superblock.b    4 KiB: the same, or one size older
+//! POOL/replicas/NAME/data            the bytes: a plain sparse file
+//! POOL/replicas/.making-NAME/        a creation that has not been published
+//! POOL/replicas/.removing-NAME/      a removal that has not been finished
+//! ```
+//!
+//! # Why it looks like this
+//!
+//! **The size is what the superblock says.** It is one number in one block that is written with one
+//! sync. The length of `data` is not the size: a length becomes durable whenever the filesystem
+//! pleases, a superblock becomes durable when we say so.
+//!
+//! **Two superblocks in two files.** A write that is cut by a power loss can ruin the block that it
+//! was writing, so there must be another one. Two files and not two halves of one file, because a
+//! file is also the unit in which things go wrong above the block: an inode is lost, a file is
+//! truncated, copied over or deleted by hand. Both files are written in full at creation, so that a
+//! later superblock overwrites a block that the filesystem has already allocated, and a growth
+//! succeeds on a pool that is full to the last block. (A filesystem that copies on write may still
+//! want a block.)
+//!
+//! **The data is a file that ordinary tools read**: `cp --sparse`, `losetup`, `qemu-img`, `xxd`.
+//! Somebody who has lost everything but the disk can still mount it.
+//!
+//! # How it grows
+//!
+//! ```text
+//!   data:  ftruncate to the new length            superblocks:  one valid pair (a5 b5)
+//!        │
+//!        ├─ crash here: `data` is longer than the size. It is kept and not counted.
+//!        ▼
+//!   slot b: write the new superblock, fdatasync   (a5 b6): THE commit, and the only sync
+//!        │
+//!        ├─ crash here: the larger sequence wins, b6.
+//!        ▼
+//!   slot a: write the same superblock, no sync    (a6 b6): a flaw in one no longer costs a size
+//! ```
+//!
+//! One sync is enough. After a crash `data` may be shorter than the durable superblock says, because
+//! its length was not synced. It is then extended again when the replica is opened. No byte is lost
+//! by that: a byte in the new range is acknowledged as durable only after a sync of `data`, and that
+//! sync makes the length durable with it. A superblock remembers to what length `data` has been
+//! synced by this module; a file shorter than *that* was cut by something else, and is refused
+//! rather than padded with zeros that nobody wrote.
+//!
+//! The second, unsynced write never endangers the first: it goes to the slot that did not commit,
+//! and the next growth commits by overwriting that same slot. The slot that committed last is not
+//! touched before the other has committed.
+//!
+//! A thick growth allocates the range first and syncs `data` before the commit, because there the
+//! allocation itself is what is promised. If there is no space, `data` is cut back to the length
+//! that it had, which is never below the size.
+//!
+//! # How it recovers
+//!
+//! A process can die between a write and its sync. What it wrote is then visible in the page cache
+//! to its successor and yet not on the disk, and whoever acts on it could see the size go back after
+//! a power loss. So opening syncs first, drops the clean pages, and believes only what it reads
+//! then. An unusable superblock is rewritten from the good one, with a warning. If both are
+//! unusable, nothing is touched.
+//!
+//! Creation happens under a temporary name and is published by a rename; removal is unpublished by a
+//! rename before anything is unlinked. What has a plain name is therefore whole. Leftovers of both
+//! kinds are cleaned when the pool is opened.
+//!
+//! # Who owns what
+//!
+//! A [`Pool`] holds the lock, and so does every [`Replica`] that came from it. All handles on one
+//! replica share one state, so that two of them cannot write superblocks past each other, and a
+//! handle on a removed replica says so instead of growing an unlinked file.
+//!
+//! Deliberately absent: shrinking, and any way to read or write a volume's bytes.
+
+mod check;
+mod dir;
+mod name;
+mod pair;
+mod pool;
+mod store;
+mod superblock;
+
+use std::fmt;
+
+use trellis_api::Bytes;
+use uuid::Uuid;
+
+use crate::{Error, Result};
+
+pub use check::{Finding, Report, Severity, check};
+pub use name::NAME_LENGTH_MAX;
+pub use pool::{Pool, PoolCapacity};
+pub use store::{Measure, Replica};
+pub use superblock::Fault;
+
+/// The unit of sizes and of superblocks.
+pub const BLOCK: Bytes = Bytes::new(4096);
+
+/// The largest size of a replica: 1 PiB, well inside what xfs can hold in a file.
+pub const SIZE_MAX: Bytes = Bytes::new(1 << 50);
+
+/// The most replicas that one pool holds. It bounds every walk over a pool.
+pub const REPLICAS_MAX: usize = 16_384;
+
+/// Whose bytes a replica holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The volume of which this is a copy.
+    pub volume: Uuid,
+    /// Which copy it is.
+    pub replica: Uuid,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "replica {} of volume {}", self.replica, self.volume)
+    }
+}
+
+/// Whether space is taken from the pool when it is promised or when it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Provisioning {
+    /// When it is written: the data file is sparse.
+    Thin,
+    /// When it is promised: every block is allocated before the size is raised.
+    Thick,
+}
+
+/// What a growth has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The replica had that size already.
+    Unchanged,
+    /// The replica has a larger size, durably.
+    Raised {
+        /// The size before.
+        from: Bytes,
+        /// The size now.
+        to: Bytes,
+    },
+}
+
+/// A size that a replica may have.
+fn validate_size(size: Bytes) -> Result<()> {
+    if size > SIZE_MAX {
+        return Err(Error::SizeTooLarge { size });
+    }
+    if size == Bytes::ZERO || !size.get().is_multiple_of(BLOCK.get()) {
+        return Err(Error::SizeNotBlocks { size });
+    }
+    Ok(())
+}

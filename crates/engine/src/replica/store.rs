@@ -1,0 +1,319 @@
+//! One replica: its size, how it is measured and how it is raised.
+
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use trellis_api::Bytes;
+use trellis_api::step::{self, Step};
+
+use super::dir::{Dir, FileFacts, allocate, extend, facts, failed, sync_data};
+use super::pair::Pair;
+use super::superblock::Superblock;
+use super::{Identity, Outcome, Provisioning, validate_size};
+use crate::{Error, Result};
+
+pub(super) const DATA: &str = "data";
+
+/// A handle on one replica. Clones, and handles that were opened separately from the same pool,
+/// share one state. The pool stays locked until the last of them is gone.
+#[derive(Clone)]
+pub struct Replica {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What all handles on one replica share.
+pub(super) struct Shared {
+    name: String,
+    identity: Identity,
+    dir: Dir,
+    data: File,
+    data_path: PathBuf,
+    state: Mutex<State>,
+    /// The pool's lock file, held and never read.
+    _lock: Arc<File>,
+}
+
+struct State {
+    pair: Pair,
+    removed: bool,
+}
+
+/// What a replica measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measure {
+    /// The size that the superblock on the disk says.
+    pub superblock: Bytes,
+    /// The length of the data file.
+    pub data: Bytes,
+}
+
+impl Measure {
+    /// The size of the rung: as much as is both promised and there.
+    pub fn size(&self) -> Bytes {
+        self.superblock.min(self.data)
+    }
+}
+
+impl Replica {
+    /// Builds a replica in an empty directory. The files are durable when this returns; the name of
+    /// the directory is the caller's business.
+    pub(super) fn build(
+        dir: &Dir,
+        name: &str,
+        identity: Identity,
+        size: Bytes,
+        provisioning: Provisioning,
+    ) -> Result<()> {
+        let data = dir.make_file(DATA)?;
+        let data_path = dir.join(DATA);
+        if provisioning == Provisioning::Thick {
+            allocate_or_undo(dir, name, &data, Bytes::ZERO, size)?;
+        }
+        extend(&data, &data_path, size)?;
+        sync_data(&data, &data_path)?;
+        step::reached(Step::ReplicaDataMade);
+        Pair::create(dir, Superblock::first(identity, size))?;
+        dir.sync()?;
+        step::reached(Step::ReplicaSuperblocksMade);
+        Ok(())
+    }
+
+    /// Opens the replica in that directory and makes whole what a crash has left. Changes nothing
+    /// unless it can be made whole.
+    pub(super) fn recover(dir: Dir, name: &str, lock: Arc<File>) -> Result<Replica> {
+        let data_path = dir.join(DATA);
+        let data = dir.file(DATA)?.ok_or_else(|| Error::DataAbsent {
+            path: data_path.clone(),
+        })?;
+        let length = facts(&data, &data_path)?.length;
+        let pair = Pair::recover(&dir, name, |superblock| {
+            refuse_cut(&data_path, length, superblock.data_synced)
+        })?;
+        let &Superblock { identity, size, .. } = pair.superblock();
+        if length < size {
+            // The length of a thin growth had not reached the disk. Neither had any byte there, as
+            // a sync of such a byte would have taken the length along.
+            tracing::info!(replica = name, %length, %size, "extended the data file to its size again");
+            extend(&data, &data_path, size)?;
+        }
+        let state = Mutex::new(State {
+            pair,
+            removed: false,
+        });
+        let shared = Shared {
+            name: name.to_owned(),
+            identity,
+            dir,
+            data,
+            data_path,
+            state,
+            _lock: lock,
+        };
+        Ok(Replica {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// The replica's name on its pool.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Whose bytes it holds.
+    pub fn identity(&self) -> Identity {
+        self.shared.identity
+    }
+
+    /// The size, as last committed to the disk.
+    pub fn size(&self) -> Bytes {
+        self.shared.state().pair.superblock().size
+    }
+
+    /// How many sizes the replica has had.
+    pub fn size_version(&self) -> u64 {
+        self.shared.state().pair.superblock().size_version
+    }
+
+    /// The fence: the generation of the volume's owner that this replica obeys, zero before the first.
+    pub fn generation(&self) -> u64 {
+        self.shared.state().pair.superblock().generation
+    }
+
+    /// The plain file that holds the volume's bytes. It may be longer than the size; what is behind
+    /// the size is not part of the volume.
+    pub fn data_path(&self) -> PathBuf {
+        self.shared.data_path.clone()
+    }
+
+    /// Reads the size again from where it is kept.
+    pub fn measure(&self) -> Result<Measure> {
+        let state = self.shared.live()?;
+        let data = self.shared.facts()?.length;
+        let read = state.pair.read_again(&self.shared.dir, &self.shared.name)?;
+        // After a commit that failed, the disk may show a superblock of which nobody knows whether
+        // it would survive a power loss. What was committed is the most that can be promised.
+        let superblock = read.size.min(state.pair.superblock().size);
+        Ok(Measure { superblock, data })
+    }
+
+    /// How much of the pool the replica's data takes.
+    pub fn allocated(&self) -> Result<Bytes> {
+        let _state = self.shared.live()?;
+        Ok(self.shared.facts()?.allocated)
+    }
+
+    /// Raises the replica to `to`. Durable when this returns. Waits for a growth by another handle.
+    ///
+    /// An error leaves the replica at its size. Only an I/O error in the last step leaves open which
+    /// of the two sizes a later opening finds; repeating the call settles it.
+    pub fn grow(&self, to: Bytes, provisioning: Provisioning) -> Result<Outcome> {
+        validate_size(to)?;
+        let shared = &*self.shared;
+        let mut state = shared.live()?;
+        let current = *state.pair.superblock();
+        let from = current.size;
+        if to < from {
+            return Err(Error::SizeShrinks {
+                replica: shared.name.clone(),
+                from,
+                to,
+            });
+        }
+        if to == from {
+            return Ok(Outcome::Unchanged);
+        }
+        let length = shared.facts()?.length;
+        refuse_cut(&shared.data_path, length, from)?;
+        if provisioning == Provisioning::Thick {
+            allocate_or_undo(&shared.dir, &shared.name, &shared.data, from, to)?;
+        }
+        // A data file that a crash has left longer still stays as it is: nothing is ever cut off.
+        if length < to {
+            extend(&shared.data, &shared.data_path, to)?;
+        }
+        let mut data_synced = current.data_synced;
+        if provisioning == Provisioning::Thick {
+            sync_data(&shared.data, &shared.data_path)?;
+            data_synced = to;
+        }
+        step::reached(Step::ReplicaDataExtended);
+        state.pair.commit(current.raised(to, data_synced))?;
+        step::reached(Step::ReplicaRaised);
+        state.pair.mirror();
+        Ok(Outcome::Raised { from, to })
+    }
+}
+
+impl fmt::Debug for Replica {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Replica")
+            .field("path", &self.shared.dir.path())
+            .field("identity", &self.shared.identity)
+            .field("size", &self.size())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Shared")
+            .field("path", &self.dir.path())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// The state, also after a panic elsewhere: it changes only once the disk has changed, and then
+    /// all at once.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state of a replica that has not been removed.
+    fn live(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.state();
+        if state.removed {
+            return Err(Error::ReplicaRemoved {
+                replica: self.name.clone(),
+            });
+        }
+        Ok(state)
+    }
+
+    pub(super) fn is_removed(&self) -> bool {
+        self.state().removed
+    }
+
+    /// What the data file is like. A file without a name was removed behind our back, and what has
+    /// no name cannot be opened again after a restart.
+    fn facts(&self) -> Result<FileFacts> {
+        let facts = facts(&self.data, &self.data_path)?;
+        if !facts.linked {
+            return Err(Error::DataAbsent {
+                path: self.data_path.clone(),
+            });
+        }
+        Ok(facts)
+    }
+
+    /// Runs `unpublish`, which takes the replica's name away, while no handle is at work; afterwards
+    /// every handle answers that the replica was removed.
+    pub(super) fn retire(&self, unpublish: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut state = self.state();
+        unpublish()?;
+        state.removed = true;
+        Ok(())
+    }
+}
+
+/// A data file that is shorter than this store has left it has lost bytes of the volume. To extend
+/// it would pass zeros off as what was there.
+fn refuse_cut(path: &Path, length: Bytes, expected: Bytes) -> Result<()> {
+    if length < expected {
+        return Err(Error::DataCut {
+            path: path.to_owned(),
+            length,
+            expected,
+        });
+    }
+    Ok(())
+}
+
+/// Allocates `from..to`, or leaves the file as it was and says how much was missing.
+fn allocate_or_undo(dir: &Dir, name: &str, data: &File, from: Bytes, to: Bytes) -> Result<()> {
+    let path = dir.join(DATA);
+    let before = facts(data, &path)?;
+    let wanted = to.saturating_sub(from);
+    let no_space = |free| Error::NoSpace {
+        replica: name.to_owned(),
+        wanted,
+        free,
+    };
+    // Some filesystems hand out all they have before they find that it is not enough, and until it
+    // is given back every other replica of the pool is out of space. So a wish that certainly cannot
+    // be met is not tried: what lies behind the end of the file has not been allocated yet, and of
+    // what lies before it no more than all that the file has.
+    let behind_end = to.saturating_sub(before.length.max(from));
+    let needed_min = behind_end.max(wanted.saturating_sub(before.allocated));
+    let free = dir.space()?.free;
+    if needed_min > free {
+        return Err(no_space(free));
+    }
+    let errno = match allocate(data, from, to) {
+        Ok(()) => return Ok(()),
+        Err(errno) => errno,
+    };
+    // Part of the range may have been allocated. It is behind the end of the file, and setting the
+    // length that the file has gives it back. Only where a crash had left the file longer than its
+    // size is some of it before the end; that is kept, because nothing is ever cut off.
+    extend(data, &path, before.length)?;
+    match errno {
+        Errno::NOSPC | Errno::DQUOT => Err(no_space(dir.space()?.free)),
+        Errno::OPNOTSUPP | Errno::NOSYS => Err(Error::ThickUnsupported { path }),
+        Errno::FBIG => Err(Error::FileTooLong { path, size: to }),
+        errno => Err(failed("allocate", &path)(errno)),
+    }
+}

@@ -1,0 +1,224 @@
+//! Pools that are out of space. These tests mount filesystems and therefore need root.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::*;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use trellis_api::Bytes;
+use trellis_engine::Error;
+use trellis_engine::replica::{Outcome, Pool, Provisioning::*, Replica, check};
+
+/// These tests start programs, and a program inherits the lock of every pool that is open, from its
+/// fork until its exec. So they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A mounted filesystem of a few MiB that is unmounted when this goes away, also by a panic.
+struct Small {
+    home: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Small {
+    fn unmounted() -> Small {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let small = Small {
+            home: tempfile::tempdir().unwrap(),
+            _turn: turn,
+        };
+        fs::create_dir(small.path()).unwrap();
+        small
+    }
+
+    fn tmpfs() -> Small {
+        let small = Small::unmounted();
+        let options = CString::new("size=4m,mode=0700").unwrap();
+        mount(
+            "tmpfs",
+            small.path(),
+            "tmpfs",
+            MountFlags::empty(),
+            options.as_c_str(),
+        )
+        .expect("this test mounts a tmpfs, so it must run as root");
+        small
+    }
+
+    /// A real disk filesystem, which allocates piecemeal where tmpfs does it all at once.
+    fn ext4() -> Small {
+        let small = Small::unmounted();
+        let image = small.home.path().join("image");
+        File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        run(Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-b", "4096", "-m", "0"])
+            .arg(&image));
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .arg(&image)
+            .arg(small.path()));
+        small
+    }
+
+    fn path(&self) -> PathBuf {
+        self.home.path().join("pool")
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // Lazily, because a panic may unwind past open handles.
+        let _ = unmount(self.path(), UnmountFlags::DETACH);
+    }
+}
+
+fn run(command: &mut Command) {
+    let status = command
+        .status()
+        .expect("this test needs mkfs.ext4 and mount");
+    assert!(
+        status.success(),
+        "{command:?} failed; this test must run as root"
+    );
+}
+
+/// Writes until there is not one block left.
+fn fill_up(dir: &Path) {
+    let mut file = File::create(dir.join("ballast")).unwrap();
+    while file.write_all(&[1; 65536]).is_ok() {}
+    while file.write_all(&[1; 1]).is_ok() {}
+    let _ = file.sync_all();
+    let one_more = file.write_all(&[1; 4096]).unwrap_err();
+    assert_eq!(one_more.kind(), ErrorKind::StorageFull);
+}
+
+/// What a replica's data file looks like from outside: length and allocated bytes.
+fn shape(replica: &Replica) -> (u64, u64) {
+    let data = fs::metadata(replica.data_path()).unwrap();
+    (data.len(), data.blocks() * 512)
+}
+
+fn free(dir: &Path) -> u64 {
+    let space = rustix::fs::statvfs(dir).unwrap();
+    space.f_bfree * space.f_frsize
+}
+
+fn refused(replica: &Replica, to: Bytes) {
+    let from = replica.size();
+    match replica.grow(to, Thick).unwrap_err() {
+        Error::NoSpace { wanted, free, .. } => {
+            assert_eq!(wanted, to.saturating_sub(from));
+            assert!(free <= wanted, "{free} free is enough for {wanted}");
+        }
+        other => panic!("{other}"),
+    }
+    assert_eq!(replica.measure().unwrap().superblock, from);
+    assert_eq!(read_block(&replica.data_path(), 200), [5; 4096]);
+}
+
+fn a_thick_wish_that_is_too_large_leaves_everything(small: &Small) {
+    let pool = Pool::open(&small.path()).unwrap();
+    let replica = pool.create(NAME, identity(1), Bytes::MIB, Thick).unwrap();
+    fill_block(&replica.data_path(), 200, 5);
+    let before = shape(&replica);
+    refused(&replica, Bytes::GIB);
+    assert_eq!(shape(&replica), before, "space was not given back");
+
+    let error = pool
+        .create("other", identity(2), Bytes::GIB, Thick)
+        .unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    assert_eq!(pool.names().unwrap(), [NAME]);
+    assert!(
+        check(&small.path()).findings.is_empty(),
+        "a failed creation left something"
+    );
+
+    // A crash has left a long and empty tail, so that only the filesystem knows what is missing.
+    let length = ((1 << 20) + free(&small.path()) + (1 << 19)).next_multiple_of(BLOCK);
+    File::options()
+        .write(true)
+        .open(replica.data_path())
+        .unwrap()
+        .set_len(length)
+        .unwrap();
+    refused(&replica, Bytes::new(length));
+    assert_eq!(shape(&replica).0, length, "the tail was cut off");
+}
+
+fn a_full_pool_still_grows_thin(small: &Small) {
+    let pool = Pool::open(&small.path()).unwrap();
+    let replica = pool.create(NAME, identity(1), Bytes::MIB, Thin).unwrap();
+    fill_block(&replica.data_path(), 255, 5);
+    fill_up(&small.path());
+    let mut from = Bytes::MIB;
+    // More than two growths, so that both slots are overwritten while there is no space.
+    for to in [Bytes::mib(2), Bytes::mib(3), Bytes::GIB, Bytes::gib(2)] {
+        assert_eq!(
+            replica.grow(to, Thin).unwrap(),
+            Outcome::Raised { from, to }
+        );
+        from = to;
+    }
+    drop((pool, replica));
+    let replica = reopen(&small.path());
+    assert_eq!(replica.measure().unwrap().size(), Bytes::gib(2));
+    assert_eq!(read_block(&replica.data_path(), 255), [5; 4096]);
+    assert_eq!(read_block(&replica.data_path(), 256), [0; 4096]);
+    assert!(check(&small.path()).findings.is_empty());
+}
+
+#[test]
+fn too_large_a_thick_wish_on_tmpfs_leaves_everything() {
+    // Fails if no space is not a typed error with the numbers, or costs size, length or blocks.
+    a_thick_wish_that_is_too_large_leaves_everything(&Small::tmpfs());
+}
+
+#[test]
+fn too_large_a_thick_wish_on_ext4_leaves_everything() {
+    // Fails if what ext4 had allocated before it ran out is not given back.
+    a_thick_wish_that_is_too_large_leaves_everything(&Small::ext4());
+}
+
+#[test]
+fn what_ext4_hands_out_before_it_runs_out_is_given_back() {
+    // Fails if the undo of a partial allocation behind the end of the file is left out.
+    let small = Small::ext4();
+    let pool = Pool::open(&small.path()).unwrap();
+    let replica = pool.create(NAME, identity(1), Bytes::MIB, Thick).unwrap();
+    fill_block(&replica.data_path(), 200, 5);
+    let (before, free_before) = (shape(&replica), free(&small.path()));
+    // ext4 keeps some of what it calls free for itself, so that it gives up near the end.
+    let to = Bytes::new(((1 << 20) + free_before) / BLOCK * BLOCK);
+    refused(&replica, to);
+    // Once it has grown, the tree in which ext4 keeps a file's extents stays a block larger.
+    let (after, free_after) = (shape(&replica), free(&small.path()));
+    assert_eq!(after.0, before.0);
+    assert!(after.1 <= before.1 + BLOCK && free_after + BLOCK >= free_before);
+    assert_eq!(
+        replica.grow(Bytes::mib(2), Thick).unwrap(),
+        Outcome::Raised {
+            from: Bytes::MIB,
+            to: Bytes::mib(2)
+        }
+    );
+}
+
+#[test]
+fn a_full_tmpfs_still_grows_thin() {
+    // Fails if a superblock needs a block that was not allocated when the replica was made.
+    a_full_pool_still_grows_thin(&Small::tmpfs());
+}
+
+#[test]
+fn a_full_ext4_still_grows_thin() {
+    // Fails if a superblock needs a block that was not allocated when the replica was made.
+    a_full_pool_still_grows_thin(&Small::ext4());
+}

@@ -45,8 +45,14 @@ const NANOS_PER_ONE: u128 = 1_000_000_000;
 const NANO_EXPONENT: i64 = 9;
 
 /// The binary suffixes, and the power of two that each stands for.
-const BINARY_SUFFIXES: [(&str, u32); 6] =
-    [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60)];
+const BINARY_SUFFIXES: [(&str, u32); 6] = [
+    ("Ki", 10),
+    ("Mi", 20),
+    ("Gi", 30),
+    ("Ti", 40),
+    ("Pi", 50),
+    ("Ei", 60),
+];
 
 /// The decimal suffixes, and the power of ten that each stands for.
 const DECIMAL_SUFFIXES: [(&str, i64); 10] = [
@@ -175,14 +181,18 @@ impl FromStr for Bytes {
     fn from_str(text: &str) -> Result<Self, QuantityError> {
         let number = Number::read(text)?;
         if number.negative && !number.is_zero() {
-            return Err(QuantityError::Negative { text: text.to_owned() });
+            return Err(QuantityError::Negative {
+                text: text.to_owned(),
+            });
         }
         number
             .nanos()
             .and_then(|nanos| u64::try_from(nanos.div_ceil(NANOS_PER_ONE)).ok())
             .map(Bytes::new)
             .filter(|size| *size <= Bytes::MAX)
-            .ok_or_else(|| QuantityError::TooLarge { text: text.to_owned() })
+            .ok_or_else(|| QuantityError::TooLarge {
+                text: text.to_owned(),
+            })
     }
 }
 
@@ -193,7 +203,11 @@ impl Bytes {
     /// Kubernetes counts in thousands below 1024, so that its text for 1000 is `1k`. The text is
     /// compared with what the API server stored, so ours is the same.
     pub fn to_quantity(self) -> String {
-        if self.get() == 1000 { "1k".to_owned() } else { self.to_string() }
+        if self.get() == 1000 {
+            "1k".to_owned()
+        } else {
+            self.to_string()
+        }
     }
 }
 
@@ -205,7 +219,9 @@ pub fn parse_nanos(text: &str) -> Result<i128, QuantityError> {
         .nanos()
         .and_then(|nanos| i128::try_from(nanos).ok())
         .map(|nanos| if number.negative { -nanos } else { nanos })
-        .ok_or_else(|| QuantityError::BeyondNanos { text: text.to_owned() })
+        .ok_or_else(|| QuantityError::BeyondNanos {
+            text: text.to_owned(),
+        })
 }
 
 /// How a person asks for a volume to grow.
@@ -240,7 +256,10 @@ impl Growth {
         };
         target
             .filter(|target| *target <= Bytes::MAX)
-            .ok_or(QuantityError::GrowsTooLarge { current, growth: self })
+            .ok_or(QuantityError::GrowsTooLarge {
+                current,
+                growth: self,
+            })
     }
 }
 
@@ -258,10 +277,12 @@ impl FromStr for Growth {
             other => other?,
         };
         match text.as_bytes().first() {
-            Some(b'-') => Err(QuantityError::Shrink { text: text.to_owned() }),
-            Some(b'+') if size == Bytes::ZERO => {
-                Err(QuantityError::NoGrowth { text: text.to_owned() })
-            }
+            Some(b'-') => Err(QuantityError::Shrink {
+                text: text.to_owned(),
+            }),
+            Some(b'+') if size == Bytes::ZERO => Err(QuantityError::NoGrowth {
+                text: text.to_owned(),
+            }),
             Some(b'+') => Ok(Growth::By(size)),
             _ => Ok(Growth::To(size)),
         }
@@ -303,7 +324,10 @@ fn check_length(text: &str) -> Result<(), QuantityError> {
     }
     if text.len() > TEXT_BYTES_MAX {
         let start = text.chars().take(TEXT_CHARS_QUOTED).collect();
-        return Err(QuantityError::TooLong { start, length: text.len() });
+        return Err(QuantityError::TooLong {
+            start,
+            length: text.len(),
+        });
     }
     Ok(())
 }
@@ -323,11 +347,15 @@ impl Number {
         let (whole, rest) = split_digits(unsigned);
         let (fraction, suffix) = rest.strip_prefix('.').map_or(("", rest), split_digits);
         if whole.is_empty() && fraction.is_empty() {
-            return Err(QuantityError::NoNumber { text: text.to_owned() });
+            return Err(QuantityError::NoNumber {
+                text: text.to_owned(),
+            });
         }
-        let (shift, exponent) = read_suffix(suffix).ok_or_else(|| {
-            QuantityError::UnknownSuffix { text: text.to_owned(), suffix: suffix.to_owned() }
-        })?;
+        let (shift, exponent) =
+            read_suffix(suffix).ok_or_else(|| QuantityError::UnknownSuffix {
+                text: text.to_owned(),
+                suffix: suffix.to_owned(),
+            })?;
         let digits = whole
             .bytes()
             .chain(fraction.bytes())
@@ -389,7 +417,14 @@ fn read_suffix(suffix: &str) -> Option<(u32, i64)> {
     }
     // An exponent past 64 bits is as good as the largest: no number of so few digits can tell.
     let exponent = digits.parse::<i64>().unwrap_or(i64::MAX);
-    Some((0, if signed.starts_with('-') { -exponent } else { exponent }))
+    Some((
+        0,
+        if signed.starts_with('-') {
+            -exponent
+        } else {
+            exponent
+        },
+    ))
 }
 
 /// Multiplies digit by digit, as on paper, from the last to the first.
@@ -414,7 +449,7 @@ fn last_digit(number: u128) -> u8 {
 }
 
 fn value_of(digits: &[u8]) -> Option<u128> {
-    digits
-        .iter()
-        .try_fold(0u128, |value, digit| value.checked_mul(10)?.checked_add(u128::from(*digit)))
+    digits.iter().try_fold(0u128, |value, digit| {
+        value.checked_mul(10)?.checked_add(u128::from(*digit))
+    })
 }

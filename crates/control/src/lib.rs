@@ -1,1 +1,15 @@
-//! placeholder
+//! Controllers: pure plans, thin reconcilers.
+//!
+//! [`claim`] turns claims into volumes and larger requests into larger goals. [`agent`] is its
+//! counterpart on each node: it makes the replicas and attachments of that node what they should be,
+//! and reports what it measured. Both look at the same caches ([`world`]) and know the store only as a
+//! `kube::Client`.
+
+pub mod cache;
+pub mod claim;
+pub mod ledger;
+pub mod queue;
+pub mod record;
+pub mod view;
+pub mod world;
+pub mod write;

@@ -4,6 +4,8 @@
 //! its own. `Pool`, `Volume`, `Target` and `Replica` belong to no namespace; an `Attachment` lives
 //! beside the claim that it attaches.
 
+pub mod conditions;
+
 mod attachment;
 mod pool;
 mod replica;

@@ -61,7 +61,7 @@ pub struct ReplicaStatus {
     /// What keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
-    /// `Ready`.
+    /// `Ready` and `Resizing`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
@@ -87,4 +87,7 @@ pub struct Content {
     /// The size that its superblock records, for a filesystem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
+    /// It covers all that it can cover of the volume.
+    #[serde(default)]
+    pub full: bool,
 }

@@ -1,5 +1,6 @@
 //! `Target`: what serves a volume, and what it was measured to serve.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -39,4 +40,7 @@ pub struct TargetStatus {
     /// The `volume` rung.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rung: Option<RungStatus>,
+    /// `Resizing`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
 }

@@ -1,0 +1,131 @@
+//! What the agent needs of the machine that it runs on.
+//!
+//! The binary joins the replica store and the kernel behind this trait. Every call blocks, is
+//! idempotent, measures instead of remembering, and answers a refusal as the hold that a user will read.
+
+use std::path::{Path, PathBuf};
+
+use trellis_api::kinds::{Content, FilesystemKind, Usage};
+use trellis_api::{Bytes, Hold, Rung};
+
+/// A copy of a volume on a pool of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaPlace {
+    /// The pool's directory.
+    pub pool: PathBuf,
+    /// The replica's name.
+    pub name: String,
+    /// Identity of the volume.
+    pub volume_id: String,
+    /// Identity of the copy.
+    pub replica_id: String,
+    /// Whether every byte is allocated.
+    pub thick: bool,
+}
+
+/// A volume in use on this machine, whoever uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The volume's name.
+    pub volume: String,
+    /// The file that holds its bytes.
+    pub backing: PathBuf,
+    /// Its filesystem; none for a block volume.
+    pub filesystem: Option<FilesystemKind>,
+    /// Every use is read-only.
+    pub read_only: bool,
+    /// Options for the mount, from the class.
+    pub mount_options: Vec<String>,
+}
+
+/// One use of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// Where it appears.
+    pub path: PathBuf,
+    /// Whether it may only be read.
+    pub read_only: bool,
+}
+
+/// A pool's sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolMeasured {
+    /// Size of its filesystem.
+    pub total: Bytes,
+    /// Free on it.
+    pub free: Bytes,
+    /// Taken by replicas.
+    pub allocated: Bytes,
+}
+
+/// A replica as it was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplicaFound {
+    /// Its size: the `replica` rung.
+    pub size: Bytes,
+    /// What a reader of its data gets: the `volume` rung of a volume that is used where it lies.
+    pub served: Bytes,
+    /// The file that holds the bytes.
+    pub data: PathBuf,
+}
+
+/// One rung of a volume in use as it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RungFound {
+    /// Which rung.
+    pub rung: Rung,
+    /// Its size.
+    pub size: Bytes,
+    /// It covers all that it can cover of the rung below.
+    pub full: bool,
+}
+
+/// A volume in use as it was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageFound {
+    /// The block device.
+    pub device: String,
+    /// Its rungs on this machine, lowest first.
+    pub rungs: Vec<RungFound>,
+    /// How full it is.
+    pub usage: Option<Usage>,
+}
+
+/// The machine.
+pub trait Machine: Send + Sync + 'static {
+    /// Opens the pool if it is not open yet, and measures it.
+    fn measure_pool(&self, pool: &Path) -> Result<PoolMeasured, Hold>;
+
+    /// Makes a new replica, or finds the one that an earlier try has made.
+    fn make_replica(&self, replica: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold>;
+
+    /// Finds a replica that must be there.
+    fn find_replica(&self, replica: &ReplicaPlace) -> Result<ReplicaFound, Hold>;
+
+    /// Raises a replica, durably.
+    fn raise_replica(&self, replica: &ReplicaPlace, to: Bytes) -> Result<(), Hold>;
+
+    /// Removes a replica and its bytes.
+    fn remove_replica(&self, replica: &ReplicaPlace) -> Result<(), Hold>;
+
+    /// What the bytes of a volume are that is not in use.
+    fn content(&self, backing: &Path, size: Bytes) -> Option<Content>;
+
+    /// Brings a volume into use: device, filesystem if there is none yet, private mount.
+    fn stage(&self, stage: &Stage) -> Result<StageFound, Hold>;
+
+    /// Measures a volume in use.
+    fn find_stage(&self, stage: &Stage) -> Result<StageFound, Hold>;
+
+    /// Raises the device or the filesystem of a volume in use.
+    fn raise_stage(&self, stage: &Stage, rung: Rung, to: Bytes) -> Result<(), Hold>;
+
+    /// Shows a volume in use at a path.
+    fn publish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold>;
+
+    /// Takes it away from a path.
+    fn unpublish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold>;
+
+    /// Takes a volume out of use: private mount and device.
+    fn unstage(&self, stage: &Stage) -> Result<(), Hold>;
+}

@@ -1,0 +1,157 @@
+//! What a StorageClass asks for, read strictly: a parameter that is not understood is an error, never
+//! a silent default.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::storage::v1::StorageClass;
+use trellis_api::kinds::{FSTYPE_PARAMETER, FilesystemKind, PROVISIONER};
+use trellis_api::{Hold, HoldReason};
+
+/// A class in our own terms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Pools to choose from; empty for any.
+    pub pools: Vec<String>,
+    /// How many copies.
+    pub replicas: u32,
+    /// Whether every byte is allocated from the start.
+    pub thick: bool,
+    /// The filesystem to make.
+    pub filesystem: FilesystemKind,
+    /// Whether a claim waits until something uses it.
+    pub waits_for_consumer: bool,
+    /// What becomes of the volume when its claim is gone: `Delete` or `Retain`.
+    pub reclaim_policy: String,
+}
+
+/// How many copies this build can keep.
+const REPLICAS_MAX: u32 = 1;
+
+impl Class {
+    /// Whether the class is ours to serve.
+    pub fn is_ours(class: &StorageClass) -> bool {
+        class.provisioner == PROVISIONER
+    }
+
+    /// Reads a class.
+    pub fn read(class: &StorageClass) -> Result<Class, Hold> {
+        let name = class.metadata.name.as_deref().unwrap_or_default();
+        let nothing = BTreeMap::new();
+        let mut read = Class {
+            pools: Vec::new(),
+            replicas: 1,
+            thick: false,
+            filesystem: FilesystemKind::default(),
+            waits_for_consumer: class.volume_binding_mode.as_deref()
+                == Some("WaitForFirstConsumer"),
+            reclaim_policy: class
+                .reclaim_policy
+                .clone()
+                .unwrap_or_else(|| "Delete".to_owned()),
+        };
+        for (parameter, value) in class.parameters.as_ref().unwrap_or(&nothing) {
+            read.take(parameter, value).map_err(|allowed| {
+                let message = format!(
+                    "StorageClass {name:?} has the parameter {parameter}: {value:?}; allowed is {allowed}."
+                );
+                Hold::new(HoldReason::ClassInvalid, message)
+            })?;
+        }
+        Ok(read)
+    }
+
+    /// Takes one parameter in, or answers what would have been allowed.
+    fn take(&mut self, parameter: &str, value: &str) -> Result<(), &'static str> {
+        match parameter {
+            "engine" => (value == "replicated")
+                .then_some(())
+                .ok_or("engine: \"replicated\""),
+            "replicas" => {
+                let allowed = "a number of copies that this build can keep, which is \"1\"";
+                let count: u32 = value.parse().map_err(|_| allowed)?;
+                self.replicas = count;
+                (1..=REPLICAS_MAX)
+                    .contains(&count)
+                    .then_some(())
+                    .ok_or(allowed)
+            }
+            "consistencyFactor" => (value == "1")
+                .then_some(())
+                .ok_or("a number from 1 to the number of copies"),
+            "pools" => {
+                self.pools = value
+                    .split(',')
+                    .map(|pool| pool.trim().to_owned())
+                    .collect();
+                let named = self.pools.iter().all(|pool| !pool.is_empty());
+                named
+                    .then_some(())
+                    .ok_or("names of pools with commas between them")
+            }
+            "thick" => {
+                self.thick = value.parse().map_err(|_| "\"true\" or \"false\"")?;
+                Ok(())
+            }
+            FSTYPE_PARAMETER => {
+                self.filesystem =
+                    FilesystemKind::from_name(value).ok_or("xfs, btrfs, ext4 or ext3")?;
+                Ok(())
+            }
+            // Secrets and the like belong to the CSI sidecars, which read them themselves.
+            other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
+            _ => Err(
+                "one of engine, replicas, consistencyFactor, pools, thick and csi.storage.k8s.io/fstype",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(parameters: &[(&str, &str)]) -> StorageClass {
+        let parameters = parameters
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()));
+        let mut class = StorageClass {
+            provisioner: PROVISIONER.to_owned(),
+            parameters: Some(parameters.collect()),
+            ..StorageClass::default()
+        };
+        class.metadata.name = Some("c".to_owned());
+        class
+    }
+
+    // Fails if a parameter is read as another value than it says.
+    #[test]
+    fn parameters_are_read() {
+        let read = Class::read(&class(&[
+            ("pools", "a, b"),
+            ("thick", "true"),
+            (FSTYPE_PARAMETER, "btrfs"),
+        ]));
+        let read = read.expect("a valid class");
+        assert_eq!(read.pools, ["a", "b"]);
+        assert!(read.thick);
+        assert_eq!(read.filesystem, FilesystemKind::Btrfs);
+    }
+
+    // Fails if a misspelt or impossible parameter is taken as if it were not there.
+    #[test]
+    fn parameters_that_are_not_understood_are_refused() {
+        for bad in [
+            ("fstype", "xfs"),
+            ("thick", "maybe"),
+            ("replicas", "0"),
+            ("replicas", "9"),
+            ("pools", "a,,b"),
+            (FSTYPE_PARAMETER, "ntfs"),
+            ("engine", "zfs"),
+        ] {
+            let hold = Class::read(&class(&[bad])).expect_err("refused");
+            assert_eq!(hold.reason, HoldReason::ClassInvalid);
+            assert!(hold.message.contains(bad.0), "{}", hold.message);
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! From a larger request to a larger claim.
+//!
+//! The goals of all layers are raised in one go, since a goal is only a wish: what may rise when is
+//! ruled by the ladder, on the node, from what has been observed. What comes back up is measured, and
+//! only that is reported.
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
+use kube::ResourceExt;
+use serde_json::{Map, Value, json};
+use trellis_api::kinds::conditions::{Says, renew};
+use trellis_api::kinds::{Volume, VolumePhase, VolumeStatus};
+use trellis_api::step::Step;
+use trellis_api::{Bytes, Hold, HoldReason};
+
+use super::plan::{Note, Plan, Promise, Rooms, claim_place};
+use super::{history, provision, status};
+use crate::view::View;
+use crate::write::{Object, Place, Write};
+
+/// The next step of a bound claim towards the size it asks for.
+pub fn advance(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    rooms: &dyn Rooms,
+    now: &MicroTime,
+) -> Plan {
+    let Some(served) = view.served() else {
+        return Plan::default();
+    };
+    let stored = volume.spec.capacity;
+    let wanted = match provision::goal(status::requested(claim).unwrap_or_default()) {
+        Ok(wanted) => wanted,
+        Err(hold) => {
+            return refuse(
+                view,
+                claim,
+                volume,
+                status::requested(claim).unwrap_or(stored),
+                hold,
+                now,
+            );
+        }
+    };
+    let committed = largest_measured(view).max(served);
+    let goal = wanted.max(committed);
+    if goal > stored {
+        return match make_room(view, goal, volume.spec.thick, rooms) {
+            Ok(promises) => raise(view, claim, volume, goal, promises, now),
+            Err(hold) => refuse(view, claim, volume, goal, hold, now),
+        };
+    }
+    if goal < stored {
+        return lower(view, claim, volume, goal, now);
+    }
+    settle(view, claim, volume, served, now)
+}
+
+/// The largest size that any copy already has: it is committed and can only be kept.
+fn largest_measured(view: &View) -> Bytes {
+    let sizes = view
+        .replicas
+        .iter()
+        .filter_map(|replica| replica.status.as_ref()?.capacity);
+    sizes.max().unwrap_or_default()
+}
+
+/// Room on the pool of every copy, or none at all.
+fn make_room(
+    view: &View,
+    goal: Bytes,
+    thick: bool,
+    rooms: &dyn Rooms,
+) -> Result<Vec<Promise>, Hold> {
+    let mut promises = Vec::new();
+    for replica in &view.replicas {
+        let (name, pool) = (replica.name_any(), &replica.spec.pool);
+        rooms.room(pool, &name, replica.spec.capacity, goal, thick)?;
+        promises.push(Promise {
+            replica: name,
+            pool: pool.clone(),
+            size: goal,
+        });
+    }
+    Ok(promises)
+}
+
+/// Raises the goals of every layer at once. A growth that was still under way is replaced.
+fn raise(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    goal: Bytes,
+    promises: Vec<Promise>,
+    now: &MicroTime,
+) -> Plan {
+    let from = status::reported(claim).unwrap_or_default();
+    let growth = json!({ "by": history::requester(claim), "at": now, "from": from });
+    let mut writes = set_goals(view, goal, growth);
+    let body = status::pinned(claim, status::growing(claim, goal, now));
+    writes.push(Write::PatchStatus(claim_place(claim), body));
+    let mut change = Map::new();
+    change.insert("phase".to_owned(), json!(VolumePhase::Resizing));
+    change.insert("hold".to_owned(), Value::Null);
+    if let Some(growths) = history::replaced(claim, volume, now) {
+        change.insert("growths".to_owned(), json!(growths));
+    }
+    writes.push(volume_status(view, change));
+    let message = format!("growing volume {} from {from} to {goal}", view.key);
+    let note = Note::normal(claim, "Resizing", message);
+    Plan {
+        writes,
+        promises,
+        notes: vec![note],
+        step: Some(Step::GoalsRaised),
+        waits_for_room: false,
+    }
+}
+
+/// The request was lowered before it was committed: the rest of the growth is called off.
+fn lower(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    goal: Bytes,
+    now: &MicroTime,
+) -> Plan {
+    let mut writes = set_goals(view, goal, Value::Null);
+    let growths = history::cancelled(claim, volume, volume.spec.capacity, now);
+    let mut change = Map::new();
+    change.insert("growths".to_owned(), json!(growths));
+    change.insert("hold".to_owned(), Value::Null);
+    writes.push(volume_status(view, change));
+    let promises = view.replicas.iter().map(|replica| Promise {
+        replica: replica.name_any(),
+        pool: replica.spec.pool.clone(),
+        size: goal,
+    });
+    let message = format!(
+        "the growth of volume {} to {} was called off",
+        view.key, volume.spec.capacity
+    );
+    let note = Note::normal(claim, "VolumeResizeCancelled", message);
+    Plan {
+        writes,
+        promises: promises.collect(),
+        notes: vec![note],
+        ..Plan::default()
+    }
+}
+
+fn set_goals(view: &View, goal: Bytes, growth: Value) -> Vec<Write> {
+    let body = || json!({ "spec": { "capacity": goal } });
+    let mut writes = vec![
+        Write::Patch(
+            Place::named(Object::Volume, &view.key),
+            json!({ "spec": { "capacity": goal, "growth": growth } }),
+        ),
+        Write::Patch(Place::named(Object::Target, &view.key), body()),
+    ];
+    let replicas = view.replicas.iter();
+    writes.extend(
+        replicas.map(|each| Write::Patch(Place::named(Object::Replica, each.name_any()), body())),
+    );
+    writes
+}
+
+/// The size cannot be given now. Nothing below the claim changes, and I/O goes on.
+fn refuse(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    goal: Bytes,
+    hold: Hold,
+    now: &MicroTime,
+) -> Plan {
+    let mut writes = Vec::new();
+    let body = status::infeasible(claim, goal, &hold, now);
+    if status::changes(claim, &body) {
+        writes.push(Write::PatchStatus(
+            claim_place(claim),
+            status::pinned(claim, body),
+        ));
+    }
+    let known = volume
+        .status
+        .as_ref()
+        .and_then(|status| status.hold.as_ref());
+    if known != Some(&hold) {
+        let mut change = Map::new();
+        change.insert("hold".to_owned(), json!(hold));
+        writes.push(volume_status(view, change));
+    }
+    let note = Note::held(claim, "VolumeResizeFailed", &hold);
+    let waits_for_room = hold.reason == HoldReason::NoSpaceInPool;
+    Plan {
+        writes,
+        notes: vec![note],
+        waits_for_room,
+        ..Plan::default()
+    }
+}
+
+/// The goals are set: reports what has been measured, and finishes what nobody on a node will.
+fn settle(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    served: Bytes,
+    now: &MicroTime,
+) -> Plan {
+    let mut plan = Plan::default();
+    let goal = volume.spec.capacity;
+    let persistent = view.persistent_volume.as_ref();
+    let persistent_size = persistent.and_then(|each| {
+        each.spec
+            .as_ref()?
+            .capacity
+            .as_ref()?
+            .get("storage")?
+            .0
+            .parse::<Bytes>()
+            .ok()
+    });
+    if persistent_size.is_some_and(|size| size < served) {
+        let body = json!({ "spec": { "capacity": { "storage": served } } });
+        plan.writes.push(Write::Patch(
+            Place::named(Object::PersistentVolume, &view.key),
+            body,
+        ));
+    }
+    let in_use = view.attachments.iter().any(|each| {
+        each.status
+            .as_ref()
+            .is_some_and(|status| !status.rungs.is_empty())
+    });
+    let hold = if served >= goal && !in_use {
+        idle(view, claim, served, now, &mut plan)
+    } else {
+        in_use_hold(view)
+    };
+    let reached = status::reported(claim).is_some_and(|size| size >= goal) && served >= goal;
+    let measured = VolumeStatus {
+        phase: if reached {
+            VolumePhase::Ready
+        } else {
+            VolumePhase::Resizing
+        },
+        capacity: Some(served),
+        conditions: conditions(volume, reached, hold.as_ref(), now),
+        hold,
+        growths: history::succeeded(view, claim, volume, now),
+    };
+    report(view, volume, measured, &mut plan);
+    plan
+}
+
+/// Nobody uses the volume: the claim is finished here, unless a filesystem has to grow first, which
+/// happens when it is mounted.
+fn idle(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    served: Bytes,
+    now: &MicroTime,
+    plan: &mut Plan,
+) -> Option<Hold> {
+    let behind = view.replicas.iter().find_map(|replica| {
+        let content = replica.status.as_ref()?.content.as_ref()?;
+        let size = content.size?;
+        let expected = view.volume.as_ref()?.spec.filesystem.is_some();
+        (expected && !content.full && size < served).then(|| (content.kind.clone(), size))
+    });
+    let (body, hold) = match behind {
+        Some((kind, size)) => {
+            let message = format!(
+                "The volume has {served}; its {kind} has {size} and grows when it is mounted."
+            );
+            let hold = Hold::new(HoldReason::NotMounted, message);
+            (
+                status::filesystem_pending(claim, served, &hold, now),
+                Some(hold),
+            )
+        }
+        None if status::reported(claim).is_some_and(|size| size >= served)
+            && status::progress(claim).is_none() =>
+        {
+            return None;
+        }
+        None => {
+            plan.step = Some(Step::ClaimFinished);
+            (status::finished(claim, served), None)
+        }
+    };
+    if status::changes(claim, &body) {
+        plan.writes.push(Write::PatchStatus(
+            claim_place(claim),
+            status::pinned(claim, body),
+        ));
+        let (reason, message) = match &hold {
+            Some(hold) => ("FileSystemResizeRequired", hold.message.clone()),
+            None => (
+                "VolumeResizeSuccessful",
+                format!("Resize volume succeeded: {served}"),
+            ),
+        };
+        plan.notes.push(Note::normal(claim, reason, message));
+    } else {
+        plan.step = None;
+    }
+    hold
+}
+
+/// What keeps the rungs on the nodes, lowest first.
+fn in_use_hold(view: &View) -> Option<Hold> {
+    let below = view
+        .replicas
+        .iter()
+        .find_map(|replica| replica.status.as_ref()?.hold.clone());
+    below.or_else(|| {
+        view.attachments.iter().find_map(|each| {
+            let status = each.status.as_ref()?;
+            status.rungs.iter().find_map(|rung| rung.hold.clone())
+        })
+    })
+}
+
+fn conditions(
+    volume: &Volume,
+    reached: bool,
+    hold: Option<&Hold>,
+    now: &MicroTime,
+) -> Vec<Condition> {
+    let old = volume
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice())
+        .unwrap_or_default();
+    let (reason, message) = match hold {
+        Some(hold) => (hold.reason.code(), hold.message.as_str()),
+        None if reached => ("Reached", ""),
+        None => ("Growing", ""),
+    };
+    let says = [
+        Says {
+            kind: "Ready",
+            is_true: true,
+            reason: "Served",
+            message: "",
+        },
+        Says {
+            kind: "Resizing",
+            is_true: !reached,
+            reason,
+            message,
+        },
+    ];
+    renew(old, &says, now)
+}
+
+/// Writes the volume's status if anything in it is new.
+fn report(view: &View, volume: &Volume, measured: VolumeStatus, plan: &mut Plan) {
+    let old = volume.status.clone().unwrap_or_default();
+    if old == measured {
+        return;
+    }
+    let mut change = Map::new();
+    change.insert("phase".to_owned(), json!(measured.phase));
+    change.insert("capacity".to_owned(), json!(measured.capacity));
+    change.insert("hold".to_owned(), json!(measured.hold));
+    change.insert("conditions".to_owned(), json!(measured.conditions));
+    if old.growths != measured.growths {
+        change.insert("growths".to_owned(), json!(measured.growths));
+    }
+    plan.writes.push(volume_status(view, change));
+}
+
+fn volume_status(view: &View, change: Map<String, Value>) -> Write {
+    Write::PatchStatus(
+        Place::named(Object::Volume, &view.key),
+        json!({ "status": change }),
+    )
+}

@@ -1,0 +1,15 @@
+//! The claim controller: provisioner, binder and resizer in one, since all three look at the same
+//! objects and none may contradict another.
+
+pub mod class;
+pub mod plan;
+pub mod provision;
+pub mod rooms;
+pub mod status;
+
+mod grow;
+mod history;
+mod reclaim;
+mod reconcile;
+
+pub use reconcile::run;

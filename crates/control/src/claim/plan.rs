@@ -1,0 +1,125 @@
+//! What is to be written next for one volume: pure, from a view of what is stored.
+//!
+//! A plan holds only writes that do not depend on each other. When they are stored, their events bring
+//! the volume here again, and the next plan goes on from what is there then; nothing is remembered
+//! between two plans.
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt;
+use trellis_api::step::Step;
+use trellis_api::{Bytes, Hold};
+
+use super::{grow, provision, reclaim};
+use crate::view::View;
+use crate::write::{Object, Place, Write};
+
+/// What to do now.
+#[derive(Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Objects to write, all at once.
+    pub writes: Vec<Write>,
+    /// Promises on pools that the writes rely on.
+    pub promises: Vec<Promise>,
+    /// What to tell the claim's owner.
+    pub notes: Vec<Note>,
+    /// The named step that is taken when all writes are stored.
+    pub step: Option<Step>,
+    /// The volume waits for room and shall be looked at again when some appears.
+    pub waits_for_room: bool,
+}
+
+/// Room on a pool that a replica shall have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promise {
+    /// The replica.
+    pub replica: String,
+    /// The pool.
+    pub pool: String,
+    /// The size that it will have altogether.
+    pub size: Bytes,
+}
+
+/// An event on an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// The object.
+    pub about: Place,
+    /// Its uid, by which `kubectl describe` finds the event.
+    pub uid: Option<String>,
+    /// Whether it is a warning.
+    pub warning: bool,
+    /// Kubernetes' word for it.
+    pub reason: &'static str,
+    /// The sentence.
+    pub message: String,
+}
+
+impl Note {
+    /// Something that went as it should, about a claim.
+    pub fn normal(claim: &PersistentVolumeClaim, reason: &'static str, message: String) -> Note {
+        Note {
+            about: claim_place(claim),
+            uid: claim.uid(),
+            warning: false,
+            reason,
+            message,
+        }
+    }
+
+    /// Something that a person should look at, about a claim: the case, its code, and what to do.
+    pub fn held(claim: &PersistentVolumeClaim, reason: &'static str, hold: &Hold) -> Note {
+        let message = format!(
+            "{} [{}] {}",
+            hold.message,
+            hold.reason,
+            hold.reason.action()
+        );
+        Note {
+            about: claim_place(claim),
+            uid: claim.uid(),
+            warning: true,
+            reason,
+            message,
+        }
+    }
+}
+
+/// Where there is room. Implemented by the pools under the ledger's lock, and by tests.
+pub trait Rooms {
+    /// A pool among `names` (any, if empty) with room for `size`, and its node.
+    fn place(&self, names: &[String], size: Bytes, thick: bool) -> Result<(String, String), Hold>;
+    /// Whether `replica` can have `to` altogether on its `pool`.
+    fn room(
+        &self,
+        pool: &str,
+        replica: &str,
+        from: Bytes,
+        to: Bytes,
+        thick: bool,
+    ) -> Result<(), Hold>;
+}
+
+/// The next writes for the volume in `view`.
+pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
+    match (&view.claim, &view.volume) {
+        (Some(claim), _) if claim.metadata.deletion_timestamp.is_some() => {
+            reclaim::release_claim(view, claim)
+        }
+        (Some(claim), None) => provision::begin(view, claim, rooms, now),
+        (Some(claim), Some(volume)) => match provision::complete(view, claim, volume) {
+            Some(plan) => plan,
+            None => grow::advance(view, claim, volume, rooms, now),
+        },
+        (None, _) => reclaim::reclaim(view),
+    }
+}
+
+/// The place of a claim.
+pub fn claim_place(claim: &PersistentVolumeClaim) -> Place {
+    Place::within(
+        Object::Claim,
+        claim.namespace().unwrap_or_default(),
+        claim.name_any(),
+    )
+}

@@ -1,0 +1,408 @@
+//! From a claim to a bound claim: volume, target and replica, then the persistent volume, then the
+//! two ends of the binding.
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::{Resource, ResourceExt};
+use serde_json::json;
+use trellis_api::kinds::{
+    ClaimRef, DATA_FINALIZER, PROVISIONER, Replica, ReplicaSpec, Target, TargetSpec, VOLUME_LABEL,
+    Volume, VolumeSpec,
+};
+use trellis_api::step::Step;
+use trellis_api::{Bytes, Hold, HoldReason};
+
+use super::class::Class;
+use super::plan::{Note, Plan, Promise, Rooms, claim_place};
+use super::status;
+use crate::view::View;
+use crate::write::{Object, Place, Write};
+
+/// Sizes are whole mebibytes: every filesystem and every sector size divides them.
+const UNIT: Bytes = Bytes::MIB;
+/// The largest volume. It leaves the sum of a pool far from any overflow.
+const SIZE_MAX: Bytes = Bytes::new(1 << 59);
+
+/// The annotations that a cluster's binder sets.
+const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+
+/// The size of the volume for a claim that asks for `requested`.
+pub fn goal(requested: Bytes) -> Result<Bytes, Hold> {
+    let size = requested
+        .max(UNIT)
+        .checked_next_multiple_of(UNIT)
+        .filter(|size| *size <= SIZE_MAX);
+    size.ok_or_else(|| {
+        let message = format!("{requested} is asked for; the largest volume is {SIZE_MAX}.");
+        Hold::new(HoldReason::SizeTooLarge, message)
+    })
+}
+
+/// A claim without a volume: makes one, if the claim is ours and there is room.
+pub fn begin(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    rooms: &dyn Rooms,
+    now: &MicroTime,
+) -> Plan {
+    let class_name = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.storage_class_name.as_deref());
+    let Some(class) = &view.class else {
+        let Some(name) = class_name.filter(|name| !name.is_empty()) else {
+            return Plan::default();
+        };
+        let message = format!("storageclass.storage.k8s.io {name:?} not found");
+        return failed(claim, &Hold::new(HoldReason::ClassNotFound, message), now);
+    };
+    let names_other = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_name.as_deref());
+    let names_other = names_other.is_some_and(|name| !name.is_empty());
+    if !Class::is_ours(class) || names_other {
+        return Plan::default();
+    }
+    let read = match Class::read(class) {
+        Ok(read) => read,
+        Err(hold) => return failed(claim, &hold, now),
+    };
+    if read.waits_for_consumer && !view.wanted {
+        let message = "waiting for first consumer to be created before binding".to_owned();
+        let hold = Hold::new(HoldReason::WaitingForConsumer, message.clone());
+        let note = Note::normal(claim, "WaitForFirstConsumer", message);
+        return Plan {
+            notes: vec![note],
+            ..held(claim, &hold, now)
+        };
+    }
+    let placed = goal(status::requested(claim).unwrap_or_default()).and_then(|size| {
+        rooms
+            .place(&read.pools, size, read.thick)
+            .map(|place| (size, place))
+    });
+    match placed {
+        Ok((size, (pool, node))) => make_volume(view, claim, &read, size, &pool, &node),
+        Err(hold) => {
+            let waits_for_room = hold.reason != HoldReason::SizeTooLarge;
+            Plan {
+                waits_for_room,
+                ..failed(claim, &hold, now)
+            }
+        }
+    }
+}
+
+/// The volume comes first and alone: it owns what comes after it. The promise on the pool stands from
+/// here on, under the name that the replica will have.
+fn make_volume(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    class: &Class,
+    size: Bytes,
+    pool: &str,
+    node: &str,
+) -> Plan {
+    let is_block = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_mode.as_deref())
+        == Some("Block");
+    let spec = VolumeSpec {
+        capacity: size,
+        claim: claim_ref(claim),
+        class: view
+            .class
+            .as_ref()
+            .map(|class| class.name_any())
+            .unwrap_or_default(),
+        replicas: class.replicas,
+        thick: class.thick,
+        filesystem: (!is_block).then_some(class.filesystem),
+        growth: None,
+    };
+    let mut volume = Volume::new(&view.key, spec);
+    let chosen = [(POOL_ANNOTATION, pool), (NODE_ANNOTATION, node)];
+    let chosen = chosen.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    volume.metadata.annotations = Some(chosen.into());
+    let message = format!(
+        "provisioning {size} for claim \"{}/{}\" on pool {pool:?}",
+        claim.namespace().unwrap_or_default(),
+        claim.name_any()
+    );
+    let note = Note::normal(claim, "Provisioning", message);
+    Plan {
+        writes: vec![Write::Create(
+            Place::named(Object::Volume, &view.key),
+            json!(volume),
+        )],
+        promises: vec![Promise {
+            replica: replica_name(&view.key),
+            pool: pool.to_owned(),
+            size,
+        }],
+        notes: vec![note],
+        ..Plan::default()
+    }
+}
+
+/// Where the first replica was placed: decided together with the promise, kept with the volume, so
+/// that a crash before the replica is stored does not choose again.
+const POOL_ANNOTATION: &str = "trellis.dev/pool";
+const NODE_ANNOTATION: &str = "trellis.dev/node";
+
+fn replica_name(volume: &str) -> String {
+    format!("{volume}-0")
+}
+
+fn claim_ref(claim: &PersistentVolumeClaim) -> ClaimRef {
+    ClaimRef {
+        namespace: claim.namespace().unwrap_or_default(),
+        name: claim.name_any(),
+        uid: claim.uid().unwrap_or_default(),
+    }
+}
+
+/// What is still missing between a volume and a bound claim, in order; none when nothing is.
+pub fn complete(view: &View, claim: &PersistentVolumeClaim, volume: &Volume) -> Option<Plan> {
+    if let Some(plan) = make_parts(view, volume) {
+        return Some(plan);
+    }
+    let Some(served) = view.served() else {
+        return Some(Plan::default());
+    };
+    let Some(persistent) = &view.persistent_volume else {
+        let write = Write::Create(
+            Place::named(Object::PersistentVolume, &view.key),
+            persistent_volume(view, claim, volume, served),
+        );
+        let step = Some(Step::PersistentVolumeWritten);
+        return Some(Plan {
+            writes: vec![write],
+            step,
+            ..Plan::default()
+        });
+    };
+    if let Some(plan) = adopt(view, claim, volume, persistent) {
+        return Some(plan);
+    }
+    let named = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_name.as_deref());
+    if named.is_none_or(str::is_empty) {
+        let body = json!({
+            "metadata": { "annotations": {
+                BIND_COMPLETED: "yes",
+                BOUND_BY_CONTROLLER: "yes",
+                STORAGE_PROVISIONER: PROVISIONER,
+            }},
+            "spec": { "volumeName": view.key },
+        });
+        let step = Some(Step::ClaimNamesVolume);
+        return Some(Plan {
+            writes: vec![Write::Patch(claim_place(claim), body)],
+            step,
+            ..Plan::default()
+        });
+    }
+    say_bound(view, claim, served)
+}
+
+fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
+    let owner = volume.controller_owner_ref(&())?;
+    let annotation = |name: &str| volume.annotations().get(name).cloned().unwrap_or_default();
+    let (pool, node) = (annotation(POOL_ANNOTATION), annotation(NODE_ANNOTATION));
+    let mut writes = Vec::new();
+    if view.target.is_none() {
+        let spec = TargetSpec {
+            volume: view.key.clone(),
+            node: node.clone(),
+            capacity: volume.spec.capacity,
+        };
+        let mut target = Target::new(&view.key, spec);
+        target.metadata.owner_references = Some(vec![owner.clone()]);
+        target
+            .labels_mut()
+            .insert(VOLUME_LABEL.to_owned(), view.key.clone());
+        writes.push(Write::Create(
+            Place::named(Object::Target, &view.key),
+            json!(target),
+        ));
+    }
+    if view.replicas.is_empty() {
+        let name = replica_name(&view.key);
+        let identity = volume.uid().unwrap_or_default();
+        let spec = ReplicaSpec {
+            volume: view.key.clone(),
+            volume_id: identity.clone(),
+            replica_id: identity,
+            pool,
+            node,
+            capacity: volume.spec.capacity,
+            thick: volume.spec.thick,
+        };
+        let mut replica = Replica::new(&name, spec);
+        replica.metadata.owner_references = Some(vec![owner]);
+        replica.metadata.finalizers = Some(vec![DATA_FINALIZER.to_owned()]);
+        replica
+            .labels_mut()
+            .insert(VOLUME_LABEL.to_owned(), view.key.clone());
+        writes.push(Write::Create(
+            Place::named(Object::Replica, name),
+            json!(replica),
+        ));
+    }
+    let step = Some(Step::VolumeObjectsWritten);
+    (!writes.is_empty()).then(|| Plan {
+        writes,
+        step,
+        ..Plan::default()
+    })
+}
+
+fn persistent_volume(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    served: Bytes,
+) -> serde_json::Value {
+    let spec = claim.spec.clone().unwrap_or_default();
+    let class = view.class.as_deref().map(Class::read).and_then(Result::ok);
+    let policy = class.map_or_else(|| "Delete".to_owned(), |class| class.reclaim_policy);
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {
+            "name": view.key,
+            "annotations": { PROVISIONED_BY: PROVISIONER },
+            "finalizers": ["kubernetes.io/pv-protection"],
+        },
+        "spec": {
+            "capacity": { "storage": served },
+            "accessModes": spec.access_modes,
+            "volumeMode": spec.volume_mode,
+            "persistentVolumeReclaimPolicy": policy,
+            "storageClassName": volume.spec.class,
+            "mountOptions": view.class.as_ref().and_then(|class| class.mount_options.clone()),
+            "claimRef": {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "namespace": claim.namespace(),
+                "name": claim.name_any(),
+                "uid": claim.uid(),
+                "resourceVersion": claim.resource_version(),
+            },
+            "csi": {
+                "driver": PROVISIONER,
+                "volumeHandle": view.key,
+                "fsType": volume.spec.filesystem.map(|kind| kind.name()),
+            },
+        },
+    })
+}
+
+/// A kept volume that a new claim names, and that its old claim has let go of.
+fn adopt(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    persistent: &k8s_openapi::api::core::v1::PersistentVolume,
+) -> Option<Plan> {
+    let reference = persistent
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.claim_ref.as_ref());
+    let ours = claim_ref(claim);
+    let owned = reference.is_some_and(|each| each.uid.as_deref() == Some(&ours.uid));
+    if owned && volume.spec.claim == ours {
+        return None;
+    }
+    let free = reference.is_none_or(|each| {
+        each.uid.is_none()
+            && each.name.as_deref() == Some(&ours.name)
+            && each.namespace.as_deref() == Some(&ours.namespace)
+    });
+    if !free && !owned {
+        return Some(Plan::default());
+    }
+    let reference = json!({ "spec": { "claimRef": {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "namespace": ours.namespace, "name": ours.name, "uid": ours.uid,
+    }}});
+    let writes = vec![
+        Write::Patch(Place::named(Object::PersistentVolume, &view.key), reference),
+        Write::Patch(
+            Place::named(Object::Volume, &view.key),
+            json!({ "spec": { "claim": ours } }),
+        ),
+    ];
+    Some(Plan {
+        writes,
+        ..Plan::default()
+    })
+}
+
+fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Option<Plan> {
+    let phase = |phase: Option<&str>| phase == Some("Bound");
+    let claim_bound = phase(
+        claim
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref()),
+    );
+    let persistent = view.persistent_volume.as_ref()?;
+    let volume_bound = phase(
+        persistent
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref()),
+    );
+    let mut writes = Vec::new();
+    if !volume_bound {
+        let place = Place::named(Object::PersistentVolume, &view.key);
+        writes.push(Write::PatchStatus(
+            place,
+            json!({ "status": { "phase": "Bound" } }),
+        ));
+    }
+    let mut notes = Vec::new();
+    if !claim_bound {
+        writes.push(Write::PatchStatus(
+            claim_place(claim),
+            status::bound(claim, served),
+        ));
+        let message = format!("Successfully provisioned volume {}", view.key);
+        notes.push(Note::normal(claim, "ProvisioningSucceeded", message));
+    }
+    let step = Some(Step::ClaimBound);
+    (!writes.is_empty()).then(|| Plan {
+        writes,
+        notes,
+        step,
+        ..Plan::default()
+    })
+}
+
+/// The claim stays pending, and says why.
+fn failed(claim: &PersistentVolumeClaim, hold: &Hold, now: &MicroTime) -> Plan {
+    let note = Note::held(claim, "ProvisioningFailed", hold);
+    Plan {
+        notes: vec![note],
+        ..held(claim, hold, now)
+    }
+}
+
+fn held(claim: &PersistentVolumeClaim, hold: &Hold, now: &MicroTime) -> Plan {
+    let body = status::held(claim, hold, now);
+    let changed = status::changes(claim, &body);
+    let write = Write::PatchStatus(claim_place(claim), status::pinned(claim, body));
+    Plan {
+        writes: changed.then_some(write).into_iter().collect(),
+        ..Plan::default()
+    }
+}

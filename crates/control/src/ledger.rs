@@ -1,0 +1,224 @@
+//! Who has been promised how much of which pool.
+//!
+//! A replica's `spec.capacity` is its reservation, durable like every object. Between the decision to
+//! reserve and the moment when the stored object is seen again, the promise stands here, under one
+//! lock: two claims that want the last gibibyte at the same time cannot both get it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kube::ResourceExt;
+use trellis_api::Bytes;
+use trellis_api::kinds::Replica;
+
+/// The reservations on every pool.
+#[derive(Default)]
+pub struct Ledger {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    replicas: HashMap<String, Entry>,
+    reserved: HashMap<String, u64>,
+    /// Keys that were refused room and shall be told when some appears.
+    waiting: BTreeSet<String>,
+}
+
+#[derive(Clone)]
+struct Entry {
+    pool: String,
+    /// What the stored object holds: its goal, or its measured size if that is larger.
+    stored: Bytes,
+    /// What has been promised beyond that and is not stored yet.
+    promised: Bytes,
+}
+
+impl Entry {
+    fn weight(&self) -> u64 {
+        self.stored.max(self.promised).get()
+    }
+}
+
+/// The ledger, locked: what is decided on it and written to it is one step.
+pub struct Open<'a> {
+    state: MutexGuard<'a, State>,
+}
+
+impl Ledger {
+    /// Locks the ledger for a decision.
+    pub fn open(&self) -> Open<'_> {
+        Open {
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// Takes in a replica that was stored, changed or removed, and answers who waits for room if any
+    /// appeared.
+    pub fn note(&self, old: Option<&Replica>, new: Option<&Replica>) -> Vec<String> {
+        let mut open = self.open();
+        let Some(name) = new.or(old).map(|replica| replica.name_any()) else {
+            return Vec::new();
+        };
+        let freed = match new {
+            Some(replica) => {
+                let measured = replica.status.as_ref().and_then(|status| status.capacity);
+                let stored = replica.spec.capacity.max(measured.unwrap_or_default());
+                let promised = open.state.replicas.get(&name).map(|entry| entry.promised);
+                let promised = promised.filter(|size| *size > stored).unwrap_or_default();
+                let pool = replica.spec.pool.clone();
+                open.put(
+                    name,
+                    Entry {
+                        pool,
+                        stored,
+                        promised,
+                    },
+                )
+            }
+            None => open.forget(&name) > 0,
+        };
+        if freed {
+            open.take_waiting()
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+impl Open<'_> {
+    /// What is reserved on `pool`, leaving out one replica.
+    pub fn reserved_beside(&self, pool: &str, replica: &str) -> Bytes {
+        let all = self.state.reserved.get(pool).copied().unwrap_or(0);
+        let own = self
+            .state
+            .replicas
+            .get(replica)
+            .filter(|entry| entry.pool == pool);
+        Bytes::new(all.saturating_sub(own.map_or(0, Entry::weight)))
+    }
+
+    /// Promises `size` on `pool` to `replica`.
+    pub fn promise(&mut self, replica: &str, pool: &str, size: Bytes) {
+        let stored = self
+            .state
+            .replicas
+            .get(replica)
+            .map(|entry| entry.stored)
+            .unwrap_or_default();
+        self.put(
+            replica.to_owned(),
+            Entry {
+                pool: pool.to_owned(),
+                stored,
+                promised: size,
+            },
+        );
+    }
+
+    /// Takes back a promise that will not be stored.
+    pub fn withdraw(&mut self, replica: &str) {
+        let Some(mut entry) = self.state.replicas.get(replica).cloned() else {
+            return;
+        };
+        entry.promised = Bytes::ZERO;
+        if entry.stored == Bytes::ZERO {
+            self.forget(replica);
+        } else {
+            self.put(replica.to_owned(), entry);
+        }
+    }
+
+    /// Remembers that `key` was refused.
+    pub fn wait(&mut self, key: &str) {
+        self.state.waiting.insert(key.to_owned());
+    }
+
+    /// Everyone who was refused, to be asked again.
+    pub fn take_waiting(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.state.waiting)
+            .into_iter()
+            .collect()
+    }
+
+    /// Replaces an entry; true when it weighs less than before.
+    fn put(&mut self, name: String, entry: Entry) -> bool {
+        let before = self.forget(&name);
+        let weight = entry.weight();
+        let reserved = self.state.reserved.entry(entry.pool.clone()).or_default();
+        *reserved = reserved.saturating_add(weight);
+        self.state.replicas.insert(name, entry);
+        weight < before
+    }
+
+    /// Removes an entry and answers what it weighed.
+    fn forget(&mut self, name: &str) -> u64 {
+        let Some(entry) = self.state.replicas.remove(name) else {
+            return 0;
+        };
+        if let Some(reserved) = self.state.reserved.get_mut(&entry.pool) {
+            *reserved = reserved.saturating_sub(entry.weight());
+        }
+        entry.weight()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trellis_api::kinds::{ReplicaSpec, ReplicaStatus};
+
+    fn replica(name: &str, goal: u64, measured: Option<u64>) -> Replica {
+        let spec = ReplicaSpec {
+            volume: "v".to_owned(),
+            volume_id: String::new(),
+            replica_id: String::new(),
+            pool: "p".to_owned(),
+            node: "n".to_owned(),
+            capacity: Bytes::gib(goal),
+            thick: false,
+        };
+        let mut replica = Replica::new(name, spec);
+        let capacity = measured.map(Bytes::gib);
+        replica.status = Some(ReplicaStatus {
+            capacity,
+            ..ReplicaStatus::default()
+        });
+        replica
+    }
+
+    // Fails if a promise counts twice once its object is stored, or is lost before.
+    #[test]
+    fn a_promise_counts_until_it_is_stored_and_then_once() {
+        let ledger = Ledger::default();
+        ledger.open().promise("a", "p", Bytes::gib(2));
+        assert_eq!(ledger.open().reserved_beside("p", "other"), Bytes::gib(2));
+        ledger.note(None, Some(&replica("a", 1, None)));
+        assert_eq!(ledger.open().reserved_beside("p", "other"), Bytes::gib(2));
+        ledger.note(None, Some(&replica("a", 2, None)));
+        assert_eq!(ledger.open().reserved_beside("p", "other"), Bytes::gib(2));
+        assert_eq!(ledger.open().reserved_beside("p", "a"), Bytes::ZERO);
+    }
+
+    // Fails if a copy that was raised just before its request was lowered is not paid for.
+    #[test]
+    fn a_measured_size_counts_even_above_the_goal() {
+        let ledger = Ledger::default();
+        ledger.note(None, Some(&replica("a", 1, Some(3))));
+        assert_eq!(ledger.open().reserved_beside("p", "other"), Bytes::gib(3));
+    }
+
+    // Fails if those who were refused are not told when room appears, or are told when none did.
+    #[test]
+    fn those_who_wait_are_told_when_room_appears() {
+        let ledger = Ledger::default();
+        let (small, large) = (replica("a", 1, None), replica("a", 2, None));
+        ledger.note(None, Some(&small));
+        ledger.open().wait("v");
+        assert!(ledger.note(Some(&small), Some(&large)).is_empty());
+        assert_eq!(ledger.note(Some(&large), Some(&small)), ["v"]);
+        ledger.open().wait("v");
+        assert_eq!(ledger.note(Some(&small), None), ["v"]);
+        assert_eq!(ledger.open().reserved_beside("p", "other"), Bytes::ZERO);
+    }
+}

@@ -1,0 +1,176 @@
+//! A work queue of keys: each key waits at most once, and runs at most once at a time.
+//!
+//! A key that is pushed while it runs is run once more afterwards, so that no change is lost and no
+//! change is worked on twice. The queue is bounded by the number of keys, which is the number of
+//! volumes.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+/// First pause after a failure.
+const BACKOFF_FIRST: Duration = Duration::from_millis(500);
+/// Longest pause between two tries.
+const BACKOFF_MAX: Duration = Duration::from_secs(120);
+
+/// What became of one run of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// Nothing is left to do until something changes.
+    Done,
+    /// It failed and shall be tried again after a pause that doubles from one failure to the next.
+    Failed,
+}
+
+/// The queue. Clones share it.
+#[derive(Clone, Default)]
+pub struct Queue {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    ready: VecDeque<String>,
+    waiting: HashSet<String>,
+    /// Keys that run now; true when they were pushed again meanwhile.
+    running: HashMap<String, bool>,
+    /// How often each key has failed in a row.
+    failures: HashMap<String, u32>,
+}
+
+impl Queue {
+    /// Asks for a run of `key`.
+    pub fn push(&self, key: &str) {
+        let mut state = self.state();
+        if let Some(again) = state.running.get_mut(key) {
+            *again = true;
+            return;
+        }
+        if state.waiting.insert(key.to_owned()) {
+            state.ready.push_back(key.to_owned());
+            drop(state);
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// The next key, which then counts as running until [`Queue::finish`].
+    pub async fn next(&self) -> String {
+        loop {
+            let woken = self.shared.wake.notified();
+            if let Some(key) = self.take() {
+                return key;
+            }
+            woken.await;
+        }
+    }
+
+    /// Ends the run of `key`.
+    pub fn finish(&self, key: &str, run: Run) {
+        let mut state = self.state();
+        let again = state.running.remove(key).unwrap_or(false);
+        let pause = match run {
+            Run::Done => {
+                state.failures.remove(key);
+                None
+            }
+            Run::Failed => {
+                let failures = state.failures.entry(key.to_owned()).or_default();
+                *failures = failures.saturating_add(1);
+                Some(backoff(*failures))
+            }
+        };
+        drop(state);
+        if again {
+            self.push(key);
+        } else if let Some(pause) = pause {
+            let (queue, key) = (self.clone(), key.to_owned());
+            tokio::spawn(async move {
+                tokio::time::sleep(pause).await;
+                queue.push(&key);
+            });
+        }
+    }
+
+    fn take(&self) -> Option<String> {
+        let mut state = self.state();
+        let key = state.ready.pop_front()?;
+        state.waiting.remove(&key);
+        state.running.insert(key.clone(), false);
+        if !state.ready.is_empty() {
+            self.shared.wake.notify_one();
+        }
+        Some(key)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The pause after so many failures in a row.
+fn backoff(failures: u32) -> Duration {
+    let doublings = failures.saturating_sub(1).min(16);
+    BACKOFF_FIRST
+        .saturating_mul(1 << doublings)
+        .min(BACKOFF_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Fails if a key that is pushed many times before it runs would run many times.
+    #[tokio::test]
+    async fn a_key_waits_only_once() {
+        let queue = Queue::default();
+        for _ in 0..5 {
+            queue.push("a");
+        }
+        queue.push("b");
+        assert_eq!(queue.next().await, "a");
+        assert_eq!(queue.next().await, "b");
+        assert_eq!(queue.take(), None);
+    }
+
+    // Fails if a change that arrives during a run is forgotten, or runs beside it.
+    #[tokio::test]
+    async fn a_key_pushed_while_it_runs_runs_again_afterwards() {
+        let queue = Queue::default();
+        queue.push("a");
+        let key = queue.next().await;
+        queue.push("a");
+        assert_eq!(queue.take(), None);
+        queue.finish(&key, Run::Done);
+        assert_eq!(queue.next().await, "a");
+    }
+
+    // Fails if a failing key is tried without a pause, or never again.
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_key_comes_back_after_a_pause() {
+        let queue = Queue::default();
+        queue.push("a");
+        let key = queue.next().await;
+        queue.finish(&key, Run::Failed);
+        assert_eq!(queue.take(), None);
+        assert_eq!(queue.next().await, "a");
+    }
+
+    // Fails if the pauses do not grow, or grow without a limit.
+    #[test]
+    fn pauses_double_up_to_a_limit() {
+        assert_eq!(backoff(1), BACKOFF_FIRST);
+        assert_eq!(backoff(2), BACKOFF_FIRST * 2);
+        assert_eq!(backoff(u32::MAX), BACKOFF_MAX);
+    }
+}

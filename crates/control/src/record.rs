@@ -1,0 +1,110 @@
+//! Events: what a person sees under `kubectl describe`.
+//!
+//! Events are told on the side. They never hold up a growth, and when they come faster than they can be
+//! stored, the surplus is dropped.
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tokio::sync::mpsc;
+
+use crate::claim::plan::Note;
+use crate::write::Object;
+
+/// How many events may wait to be stored.
+const WAITING_MAX: usize = 1024;
+/// How many objects' last events are remembered, so that the same one is not repeated.
+const REMEMBERED_MAX: usize = 4096;
+
+/// Takes notes and stores them as events. Clones share it.
+#[derive(Clone)]
+pub struct Recorder {
+    sender: mpsc::Sender<Note>,
+}
+
+impl Recorder {
+    /// A recorder and the task that stores what it is told.
+    pub fn new(client: Client, host: String) -> (Self, impl Future<Output = ()>) {
+        let (sender, receiver) = mpsc::channel(WAITING_MAX);
+        (Recorder { sender }, store(client, host, receiver))
+    }
+
+    /// Takes one note.
+    pub fn note(&self, note: Note) {
+        if self.sender.try_send(note).is_err() {
+            tracing::debug!("an event was dropped because too many wait");
+        }
+    }
+}
+
+async fn store(client: Client, host: String, mut notes: mpsc::Receiver<Note>) {
+    let mut last: HashMap<(String, String, &'static str), String> = HashMap::new();
+    while let Some(note) = notes.recv().await {
+        let key = (
+            note.about.namespace.clone(),
+            note.about.name.clone(),
+            note.reason,
+        );
+        if last.get(&key) == Some(&note.message) {
+            continue;
+        }
+        if last.len() >= REMEMBERED_MAX {
+            last.clear();
+        }
+        last.insert(key, note.message.clone());
+        let namespace = Some(note.about.namespace.clone()).filter(|each| !each.is_empty());
+        let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+        let api = Api::<Event>::namespaced(client.clone(), &namespace);
+        if let Err(error) = api
+            .create(&PostParams::default(), &event(&note, &namespace, &host))
+            .await
+        {
+            tracing::debug!(%error, reason = note.reason, "an event could not be stored");
+        }
+    }
+}
+
+fn event(note: &Note, namespace: &str, host: &str) -> Event {
+    let now = Time(Timestamp::now());
+    let (api_version, kind) = match note.about.object {
+        Object::Claim => ("v1", "PersistentVolumeClaim"),
+        Object::PersistentVolume => ("v1", "PersistentVolume"),
+        Object::Volume => ("trellis.dev/v1alpha1", "Volume"),
+        Object::Target => ("trellis.dev/v1alpha1", "Target"),
+        Object::Replica => ("trellis.dev/v1alpha1", "Replica"),
+        Object::Attachment => ("trellis.dev/v1alpha1", "Attachment"),
+        Object::Pool => ("trellis.dev/v1alpha1", "Pool"),
+    };
+    Event {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}.", note.about.name)),
+            namespace: Some(namespace.to_owned()),
+            ..ObjectMeta::default()
+        },
+        involved_object: ObjectReference {
+            api_version: Some(api_version.to_owned()),
+            kind: Some(kind.to_owned()),
+            name: Some(note.about.name.clone()),
+            namespace: Some(note.about.namespace.clone()).filter(|each| !each.is_empty()),
+            uid: note.uid.clone(),
+            ..ObjectReference::default()
+        },
+        reason: Some(note.reason.to_owned()),
+        message: Some(note.message.clone()),
+        type_: Some(if note.warning { "Warning" } else { "Normal" }.to_owned()),
+        source: Some(EventSource {
+            component: Some("trellis".to_owned()),
+            host: Some(host.to_owned()),
+        }),
+        first_timestamp: Some(now.clone()),
+        last_timestamp: Some(now),
+        count: Some(1),
+        reporting_component: Some("trellis".to_owned()),
+        reporting_instance: Some(host.to_owned()),
+        ..Event::default()
+    }
+}

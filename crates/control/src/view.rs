@@ -1,0 +1,144 @@
+//! Everything that is stored about one volume, gathered for a plan.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::{Timestamp, Unit};
+use kube::ResourceExt;
+use trellis_api::Bytes;
+use trellis_api::kinds::{Attachment, Replica, Target, Volume};
+
+use crate::world::{World, claim_group, orphan_claim};
+
+/// One volume and all that belongs to it.
+#[derive(Clone, Default)]
+pub struct View {
+    /// The volume's name, also where there is no volume yet.
+    pub key: String,
+    /// The claim.
+    pub claim: Option<Arc<PersistentVolumeClaim>>,
+    /// The persistent volume.
+    pub persistent_volume: Option<Arc<PersistentVolume>>,
+    /// The claim's class.
+    pub class: Option<Arc<StorageClass>>,
+    /// The volume.
+    pub volume: Option<Arc<Volume>>,
+    /// Its target.
+    pub target: Option<Arc<Target>>,
+    /// Its copies.
+    pub replicas: Vec<Arc<Replica>>,
+    /// Its uses.
+    pub attachments: Vec<Arc<Attachment>>,
+    /// Whether anything wants to use the claim: a pod or an attachment.
+    pub wanted: bool,
+}
+
+impl View {
+    /// Gathers what the caches know of the volume `key`.
+    pub fn gather(world: &World, key: &str) -> View {
+        let volume = world.volumes.get("", key);
+        let persistent_volume = world.persistent_volumes.get("", key);
+        let claim = claim_of(world, key, volume.as_deref());
+        let class = claim
+            .as_deref()
+            .and_then(class_name)
+            .and_then(|name| world.classes.get("", &name));
+        let attachments = attachments_of(world, key, claim.as_deref(), volume.as_deref());
+        let wanted = !attachments.is_empty()
+            || claim.as_ref().is_some_and(|claim| {
+                let waits = claim
+                    .spec
+                    .as_ref()
+                    .is_none_or(|spec| spec.volume_name.is_none());
+                waits
+                    && world.used_by_pod(&claim.namespace().unwrap_or_default(), &claim.name_any())
+            });
+        View {
+            key: key.to_owned(),
+            claim,
+            persistent_volume,
+            class,
+            volume,
+            target: world.targets.group(key).into_iter().next(),
+            replicas: world.replicas.group(key),
+            attachments,
+            wanted,
+        }
+    }
+
+    /// What every copy was measured to have, and the target to serve; none before all are there.
+    pub fn served(&self) -> Option<Bytes> {
+        let target = self.target.as_ref()?.status.as_ref()?.capacity?;
+        let mut least = target;
+        for replica in &self.replicas {
+            least = least.min(replica.status.as_ref()?.capacity?);
+        }
+        (!self.replicas.is_empty()).then_some(least)
+    }
+}
+
+/// The claim that the volume belongs to. A claim of the same name that was made later is another one.
+fn claim_of(
+    world: &World,
+    key: &str,
+    volume: Option<&Volume>,
+) -> Option<Arc<PersistentVolumeClaim>> {
+    let claims = world.claims.group(key);
+    let owner = volume.map(|volume| volume.spec.claim.uid.clone());
+    let owned = claims
+        .iter()
+        .find(|claim| owner.is_some() && claim.uid() == owner)
+        .cloned();
+    owned.or_else(|| claims.into_iter().next())
+}
+
+fn class_name(claim: &PersistentVolumeClaim) -> Option<String> {
+    claim
+        .spec
+        .as_ref()?
+        .storage_class_name
+        .clone()
+        .filter(|name| !name.is_empty())
+}
+
+fn attachments_of(
+    world: &World,
+    key: &str,
+    claim: Option<&PersistentVolumeClaim>,
+    volume: Option<&Volume>,
+) -> Vec<Arc<Attachment>> {
+    if let Some((namespace, name)) = orphan_claim(key) {
+        let waiting = world.attachments.group(&claim_group(namespace, name));
+        return if world.claims.get(namespace, name).is_some() {
+            Vec::new()
+        } else {
+            waiting
+        };
+    }
+    let group = match (claim, volume) {
+        (Some(claim), _) => claim_group(&claim.namespace().unwrap_or_default(), &claim.name_any()),
+        (None, Some(volume)) => claim_group(&volume.spec.claim.namespace, &volume.spec.claim.name),
+        (None, None) => return Vec::new(),
+    };
+    let belongs = |attachment: &Arc<Attachment>| {
+        let attached = attachment
+            .status
+            .as_ref()
+            .and_then(|status| status.volume.as_deref());
+        attached.is_none_or(|volume| volume == key)
+    };
+    world
+        .attachments
+        .group(&group)
+        .into_iter()
+        .filter(belongs)
+        .collect()
+}
+
+/// Now, to the microsecond that objects can hold.
+pub fn now() -> MicroTime {
+    let now = Timestamp::now();
+    MicroTime(now.round(Unit::Microsecond).unwrap_or(now))
+}

@@ -1,0 +1,337 @@
+//! The objects that the controllers look at, kept fresh by one watch a kind, and who is told when one
+//! of them changes.
+//!
+//! Everything is keyed by the name of a volume. A claim that has no volume yet already knows the name
+//! that its volume will have, so it has a key from the start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
+
+use crate::cache::{Cache, Changed};
+use crate::ledger::Ledger;
+use crate::queue::Queue;
+
+/// How often everything is looked at again although nothing changed. Only a safety net: progress comes
+/// from events.
+const RESYNC: Duration = Duration::from_secs(600);
+
+/// The caches.
+pub struct World {
+    /// Claims, grouped by the volume they have or will have.
+    pub claims: Cache<PersistentVolumeClaim>,
+    /// Persistent volumes; their names are those of volumes.
+    pub persistent_volumes: Cache<PersistentVolume>,
+    /// Classes.
+    pub classes: Cache<StorageClass>,
+    /// Pods, for the claims they use.
+    pub pods: Cache<Pod>,
+    /// Pools.
+    pub pools: Cache<Pool>,
+    /// Volumes.
+    pub volumes: Cache<Volume>,
+    /// Targets, grouped by volume.
+    pub targets: Cache<Target>,
+    /// Replicas, grouped by volume.
+    pub replicas: Cache<Replica>,
+    /// Attachments, grouped by claim.
+    pub attachments: Cache<Attachment>,
+    /// Reservations on the pools.
+    pub ledger: Ledger,
+    queues: Vec<Queue>,
+}
+
+/// The volume that a claim has, or will have.
+pub fn volume_name(claim: &PersistentVolumeClaim) -> Option<String> {
+    let named = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_name.clone());
+    named
+        .filter(|name| !name.is_empty())
+        .or_else(|| claim.uid().map(|uid| format!("pvc-{uid}")))
+}
+
+/// The group of attachments of one claim.
+pub fn claim_group(namespace: &str, claim: &str) -> String {
+    format!("{namespace}/{claim}")
+}
+
+/// The key under which attachments wait whose claim does not exist.
+pub fn orphan_key(namespace: &str, claim: &str) -> String {
+    format!("{ORPHAN_PREFIX}{namespace}/{claim}")
+}
+
+/// Namespace and claim of a key that was made by [`orphan_key`].
+pub fn orphan_claim(key: &str) -> Option<(&str, &str)> {
+    key.strip_prefix(ORPHAN_PREFIX)?.split_once('/')
+}
+
+const ORPHAN_PREFIX: &str = "claim:";
+
+fn pod_claims(pod: &Pod) -> Vec<String> {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+    let sources = volumes.into_iter().flatten();
+    sources
+        .filter_map(|each| Some(each.persistent_volume_claim.as_ref()?.claim_name.clone()))
+        .collect()
+}
+
+impl World {
+    /// Empty caches that tell `queues` of every change.
+    pub fn new(queues: Vec<Queue>) -> Self {
+        World {
+            claims: Cache::new(volume_name),
+            persistent_volumes: Cache::new(|volume| Some(volume.name_any())),
+            classes: Cache::new(|_| None),
+            pods: Cache::new(|_| None),
+            pools: Cache::new(|_| None),
+            volumes: Cache::new(|volume| Some(volume.name_any())),
+            targets: Cache::new(|target| Some(target.spec.volume.clone())),
+            replicas: Cache::new(|replica| Some(replica.spec.volume.clone())),
+            attachments: Cache::new(|attachment| {
+                let namespace = attachment.namespace().unwrap_or_default();
+                Some(claim_group(&namespace, &attachment.spec.claim_name))
+            }),
+            ledger: Ledger::default(),
+            queues,
+        }
+    }
+
+    /// Whether a pod that is not over yet uses the claim.
+    pub fn used_by_pod(&self, namespace: &str, claim: &str) -> bool {
+        let over = |pod: &Pod| {
+            let phase = pod
+                .status
+                .as_ref()
+                .and_then(|status| status.phase.as_deref());
+            matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        self.pods.all().iter().any(|pod| {
+            pod.namespace().as_deref() == Some(namespace)
+                && !over(pod)
+                && pod_claims(pod).iter().any(|each| each == claim)
+        })
+    }
+
+    /// Starts one watch a kind. The second part answers when every first listing is complete.
+    pub fn watch(
+        self: &Arc<Self>,
+        client: &Client,
+        tasks: &mut JoinSet<()>,
+    ) -> Vec<watch::Receiver<bool>> {
+        let mut ready = Vec::new();
+        macro_rules! follow {
+            ($kind:ty, $cache:ident, $keys:expr) => {
+                follow!($kind, $cache, $keys, |_: &World, _: &Changed<$kind>| ())
+            };
+            ($kind:ty, $cache:ident, $keys:expr, $notice:expr) => {{
+                let (sender, receiver) = watch::channel(false);
+                let world = self.clone();
+                let api = Api::<$kind>::all(client.clone());
+                let cache: fn(&World) -> &Cache<$kind> = |world| &world.$cache;
+                tasks.spawn(follow(
+                    api,
+                    world,
+                    Follow {
+                        cache,
+                        keys: $keys,
+                        notice: $notice,
+                    },
+                    sender,
+                ));
+                ready.push(receiver);
+            }};
+        }
+        follow!(PersistentVolumeClaim, claims, World::keys_of_claim);
+        follow!(PersistentVolume, persistent_volumes, World::keys_of_named);
+        follow!(StorageClass, classes, World::keys_of_class);
+        follow!(Pod, pods, World::keys_of_pod);
+        follow!(Pool, pools, World::keys_of_pool);
+        follow!(Volume, volumes, World::keys_of_named);
+        follow!(Target, targets, |_: &World, target: &Target| vec![
+            target.spec.volume.clone()
+        ]);
+        follow!(
+            Replica,
+            replicas,
+            |_: &World, replica: &Replica| vec![replica.spec.volume.clone()],
+            World::note_replica
+        );
+        follow!(Attachment, attachments, World::keys_of_attachment);
+        ready
+    }
+
+    /// Looks at every volume again, now and then.
+    pub async fn resync(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(RESYNC).await;
+            self.push_all();
+        }
+    }
+
+    /// Asks for a run of every key that any object has.
+    pub fn push_all(&self) {
+        let mut keys: Vec<String> = self
+            .claims
+            .all()
+            .iter()
+            .filter_map(|each| volume_name(each))
+            .collect();
+        keys.extend(self.volumes.all().iter().map(|each| each.name_any()));
+        keys.extend(
+            self.persistent_volumes
+                .all()
+                .iter()
+                .map(|each| each.name_any()),
+        );
+        keys.extend(
+            self.replicas
+                .all()
+                .iter()
+                .map(|each| each.spec.volume.clone()),
+        );
+        keys.extend(
+            self.attachments
+                .all()
+                .iter()
+                .flat_map(|each| self.keys_of_attachment(each)),
+        );
+        keys.sort_unstable();
+        keys.dedup();
+        keys.iter().for_each(|key| self.push(key));
+    }
+
+    /// Asks every queue for a run of `key`.
+    pub fn push(&self, key: &str) {
+        self.queues.iter().for_each(|queue| queue.push(key));
+    }
+
+    /// Keeps the reservations right, and wakes whoever waited for the room that appeared.
+    fn note_replica(&self, change: &Changed<Replica>) {
+        let woken = self
+            .ledger
+            .note(change.old.as_deref(), change.new.as_deref());
+        woken.iter().for_each(|key| self.push(key));
+    }
+
+    fn keys_of_claim(&self, claim: &PersistentVolumeClaim) -> Vec<String> {
+        let orphan = orphan_key(&claim.namespace().unwrap_or_default(), &claim.name_any());
+        volume_name(claim).into_iter().chain([orphan]).collect()
+    }
+
+    fn keys_of_named<K: ResourceExt>(&self, object: &K) -> Vec<String> {
+        vec![object.name_any()]
+    }
+
+    fn keys_of_class(&self, class: &StorageClass) -> Vec<String> {
+        let name = class.name_any();
+        let of_class = |claim: &Arc<PersistentVolumeClaim>| {
+            claim
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.storage_class_name.as_deref())
+                == Some(&name)
+        };
+        self.claims
+            .all()
+            .iter()
+            .filter(|each| of_class(each))
+            .filter_map(|each| volume_name(each))
+            .collect()
+    }
+
+    fn keys_of_pod(&self, pod: &Pod) -> Vec<String> {
+        let namespace = pod.namespace().unwrap_or_default();
+        let claims = pod_claims(pod);
+        claims
+            .iter()
+            .filter_map(|name| volume_name(&*self.claims.get(&namespace, name)?))
+            .collect()
+    }
+
+    /// A pool that changes may let any claim go on that waits for room.
+    fn keys_of_pool(&self, pool: &Pool) -> Vec<String> {
+        let name = pool.name_any();
+        let mut keys = self.ledger.open().take_waiting();
+        let waiting = |replica: &Arc<Replica>| {
+            let measured = replica.status.as_ref().and_then(|status| status.capacity);
+            replica.spec.pool == name && measured != Some(replica.spec.capacity)
+        };
+        let replicas = self.replicas.all();
+        keys.extend(
+            replicas
+                .iter()
+                .filter(|each| waiting(each))
+                .map(|each| each.spec.volume.clone()),
+        );
+        keys
+    }
+
+    /// The volume of an attachment: that of its claim, or the one that it was attached to when the
+    /// claim is already gone.
+    fn keys_of_attachment(&self, attachment: &Attachment) -> Vec<String> {
+        let namespace = attachment.namespace().unwrap_or_default();
+        let claim = self.claims.get(&namespace, &attachment.spec.claim_name);
+        let attached = attachment
+            .status
+            .as_ref()
+            .and_then(|status| status.volume.clone());
+        let of_claim = claim.as_deref().and_then(volume_name);
+        let mut keys: Vec<String> = of_claim.into_iter().chain(attached).collect();
+        if keys.is_empty() {
+            keys.push(orphan_key(&namespace, &attachment.spec.claim_name));
+        }
+        keys.dedup();
+        keys
+    }
+}
+
+/// What is done with the events of one kind.
+struct Follow<K> {
+    cache: fn(&World) -> &Cache<K>,
+    keys: fn(&World, &K) -> Vec<String>,
+    notice: fn(&World, &Changed<K>),
+}
+
+/// Follows one kind for ever, feeding its cache and pushing the keys of what changed.
+async fn follow<K>(api: Api<K>, world: Arc<World>, kind: Follow<K>, ready: watch::Sender<bool>)
+where
+    K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
+{
+    let config = watcher::Config::default().any_semantic();
+    let mut events = watcher(api, config).default_backoff().boxed();
+    loop {
+        let event = match events.try_next().await {
+            Ok(Some(event)) => event,
+            Ok(None) => return,
+            Err(error) => {
+                tracing::debug!(%error, "a watch was interrupted and goes on");
+                continue;
+            }
+        };
+        let listed = matches!(event, watcher::Event::InitDone);
+        for change in (kind.cache)(&world).apply(event) {
+            (kind.notice)(&world, &change);
+            let both = change.old.iter().chain(&change.new);
+            let mut touched: Vec<String> = both
+                .flat_map(|object| (kind.keys)(&world, object))
+                .collect();
+            touched.sort_unstable();
+            touched.dedup();
+            touched.iter().for_each(|key| world.push(key));
+        }
+        if listed {
+            ready.send_replace(true);
+        }
+    }
+}

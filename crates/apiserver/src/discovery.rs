@@ -228,3 +228,70 @@ fn verbs(kind: &Kind) -> Vec<&'static str> {
     const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
     VERBS.into_iter().filter(|verb| kind.kind != "Namespace" || *verb != "deletecollection").collect()
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::kinds;
+
+    #[test]
+    fn the_tree_of_discovery_says_what_a_cluster_says() {
+        // Fails when a kind, a verb, a short name or a group goes missing or changes.
+        let paths = ["/api", "/apis", "/api/v1", "/apis/trellis.dev", "/apis/trellis.dev/v1alpha1"];
+        let documents: Vec<Value> = paths.iter().map(|path| respond(kinds::all(), path, "application/json").unwrap()).collect();
+        insta::assert_json_snapshot!(documents);
+    }
+
+    #[test]
+    fn everything_at_once_says_the_same_as_the_tree() {
+        // Fails when the two dialects disagree on a resource, or when the answer is not labelled as aggregated.
+        let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+        let mut at_once = Vec::new();
+        for path in ["/api", "/apis"] {
+            let document = respond(kinds::all(), path, accept).unwrap();
+            assert_eq!(content_type(&document), AGGREGATED[0].1);
+            for group in document["items"].as_array().unwrap() {
+                for resource in group["versions"][0]["resources"].as_array().unwrap() {
+                    at_once.push((resource["resource"].clone(), resource["verbs"].clone(), resource["shortNames"].clone()));
+                }
+            }
+        }
+        let mut in_the_tree = Vec::new();
+        for path in ["/api/v1", "/apis/storage.k8s.io/v1", "/apis/coordination.k8s.io/v1", "/apis/trellis.dev/v1alpha1"] {
+            let document = respond(kinds::all(), path, accept).unwrap();
+            assert_eq!(content_type(&document), "application/json");
+            for resource in document["resources"].as_array().unwrap() {
+                if !resource["name"].as_str().unwrap().contains('/') {
+                    in_the_tree.push((resource["name"].clone(), resource["verbs"].clone(), resource["shortNames"].clone()));
+                }
+            }
+        }
+        let order = |entry: &(Value, Value, Value)| entry.0.to_string();
+        at_once.sort_by_key(order);
+        in_the_tree.sort_by_key(order);
+        assert_eq!(at_once, in_the_tree);
+    }
+
+    #[test]
+    fn the_dialect_is_the_first_that_the_client_accepts() {
+        // Fails when kubectl 1.27 (v2beta1 only) gets a dialect that it does not know, or curl gets the aggregated one.
+        for (accept, version) in [
+            ("application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json", Some("v2beta1")),
+            ("application/json; g=apidiscovery.k8s.io; v=v2; as=APIGroupDiscoveryList", Some("v2")),
+            ("application/json, */*", None),
+            ("*/*", None),
+            ("", None),
+        ] {
+            assert_eq!(aggregated_version(accept), version, "{accept}");
+        }
+    }
+
+    #[test]
+    fn other_paths_are_not_discovery() {
+        // Fails when discovery answers for objects, or for groups that are not there.
+        for path in ["/", "/apis/", "/api/v2", "/apis/apps", "/apis/apps/v1", "/apis/trellis.dev/v1", "/api/v1/pods", "/apis//v1"] {
+            assert_eq!(respond(kinds::all(), path, "").is_some(), path == "/apis/", "{path}");
+        }
+    }
+}

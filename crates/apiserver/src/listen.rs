@@ -204,3 +204,7 @@ fn failure<B>(code: StatusCode, reason: &str, message: &str) -> Response<Either<
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -107,3 +107,7 @@ fn row(kind: &Kind, object: &Value, include_object: IncludeObject, now: Timestam
     }
     row
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

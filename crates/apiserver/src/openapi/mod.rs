@@ -124,3 +124,7 @@ fn group_versions(kinds: &'static [Kind]) -> Vec<(&'static str, &'static str)> {
 fn group_version_path(group: &str, version: &str) -> String {
     if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -4,49 +4,16 @@
 
 mod common;
 
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
+use common::dying::{dying_after, recording};
 use common::*;
 use proptest::prelude::*;
-use trellis_api::step::{Step, install_hook};
+use trellis_api::step::Step;
 use trellis_engine::Error;
 use trellis_engine::replica::{Pool, Provisioning, check};
-
-thread_local! {
-    /// How many more steps this thread takes before it dies.
-    static STEPS_LEFT: Cell<Option<usize>> = const { Cell::new(None) };
-    /// The steps that this thread has taken.
-    static TAKEN: RefCell<Vec<Step>> = const { RefCell::new(Vec::new()) };
-}
-
-fn at_step(step: Step) {
-    TAKEN.with_borrow_mut(|taken| taken.push(step));
-    match STEPS_LEFT.get() {
-        Some(0) => resume_unwind(Box::new(step)),
-        Some(left) => STEPS_LEFT.set(Some(left - 1)),
-        None => {}
-    }
-}
-
-/// Runs `work` and drops everything that it holds when the step after `steps` others is reached.
-/// Says at which step it died, if it did.
-fn dying_after(steps: Option<usize>, work: impl FnOnce()) -> Option<Step> {
-    install_hook(at_step);
-    STEPS_LEFT.set(steps);
-    let ended = catch_unwind(AssertUnwindSafe(work));
-    STEPS_LEFT.set(None);
-    match ended {
-        Ok(()) => None,
-        Err(death) => match death.downcast::<Step>() {
-            Ok(step) => Some(*step),
-            Err(panic) => resume_unwind(panic),
-        },
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
@@ -217,85 +184,134 @@ fn a_death_at_each_step_is_repaired_by_doing_the_work_again() {
             );
             assert!(is_clean(trial.path()), "{work:?} after a death at {step:?}");
         }
-        TAKEN.with_borrow_mut(Vec::clear);
-        assert_eq!(dying_after(None, || do_work(home.path(), work)), None);
-        TAKEN.with_borrow(|taken| assert_eq!(*taken, steps, "{work:?}"));
+        let record = recording(&replica_dir(home.path()), || do_work(home.path(), work));
+        let taken: Vec<Step> = record.into_iter().map(|(step, _)| step).collect();
+        assert_eq!(taken, steps, "{work:?}");
         model = next;
     }
 }
 
-/// How a superblock can come back after the power was lost while it was being written: as before,
-/// as written, or mixed in units of a sector.
-fn torn(old: &[u8], new: &[u8]) -> Vec<Vec<u8>> {
-    let mut states = vec![old.to_vec(), new.to_vec()];
-    for sectors in [1, 3, 7] {
-        let at = sectors * 512;
-        states.push([&new[..at], &old[at..]].concat());
-        states.push([&old[..at], &new[at..]].concat());
+/// A superblock file as a disk sees it: what was synced, and what was written since.
+struct SlotOnDisk {
+    path: PathBuf,
+    synced: Vec<u8>,
+    unsynced: Vec<Vec<u8>>,
+}
+
+impl SlotOnDisk {
+    fn new(path: PathBuf) -> SlotOnDisk {
+        let synced = fs::read(&path).unwrap();
+        SlotOnDisk {
+            path,
+            synced,
+            unsynced: Vec::new(),
+        }
     }
-    states.push([&new[..512], &[0xee; 3584]].concat());
-    states.push(vec![0xee; 4096]);
-    states
+
+    /// Takes note of a write, if there was one before this moment.
+    fn look(&mut self, files: &Files) -> bool {
+        let now = &files[&self.path];
+        let wrote = now != self.unsynced.last().unwrap_or(&self.synced);
+        if wrote {
+            self.unsynced.push(now.clone());
+        }
+        wrote
+    }
+
+    fn sync(&mut self) {
+        if let Some(last) = self.unsynced.pop() {
+            self.synced = last;
+            self.unsynced.clear();
+        }
+    }
+
+    /// What can be there after a power loss: what was synced, what was written, a mix in units of a
+    /// sector, or garbage where a write was under way.
+    fn after_power_loss(&self) -> Vec<Vec<u8>> {
+        let mut states = vec![self.synced.clone()];
+        for written in &self.unsynced {
+            states.push(written.clone());
+            states.push([&written[..512], &self.synced[512..]].concat());
+            states.push([&self.synced[..512], &written[512..]].concat());
+            states.push([&written[..512], &[0xee; 3584]].concat());
+        }
+        states
+    }
 }
 
 #[test]
-fn a_power_loss_during_a_thin_growth_leaves_the_old_or_the_new_size() {
-    // Fails if some mix of what the disk kept and lost does not open, or opens with a third size.
+fn a_power_loss_during_thin_growths_leaves_the_old_or_the_new_size() {
+    // Fails if some mix of what the disk kept and lost does not open, or opens with a third size;
+    // so also if a growth writes to the slot on which the last one rests.
     let home = tempfile::tempdir().unwrap();
-    let dir = replica_dir(home.path());
-    let [a, b, data] = ["superblock.a", "superblock.b", "data"].map(|name| dir.join(name));
     do_work(home.path(), Work::Create(4, Provisioning::Thin));
-    fill_block(&data, 3, 0x33);
-    let mut before = snapshot(&dir);
-    // Two growths, because they commit to different slots, and what the first left without a sync
-    // may be lost during the second.
-    for to in [9, 15] {
-        let replica = reopen(home.path());
-        let from = replica.size().get() / BLOCK;
-        replica.grow(blocks(to), Provisioning::Thin).unwrap();
-        drop(replica);
-        let after = snapshot(&dir);
-        // Before the commit was durable only the slot that commits and the length are in doubt;
-        // afterwards only the other slot and the length are.
-        for (committing, mirroring) in [(&a, &b), (&b, &a)] {
-            for length in [4, from, to] {
-                for bytes in torn(&before[committing], &after[committing]) {
-                    restore(&before);
-                    fs::write(committing, bytes).unwrap();
-                    settles_at(home.path(), &data, length, &[from, to]);
-                }
-                for bytes in torn(&before[mirroring], &after[mirroring]) {
-                    restore(&before);
-                    fs::write(committing, &after[committing]).unwrap();
-                    fs::write(mirroring, bytes).unwrap();
-                    settles_at(home.path(), &data, length, &[to]);
-                }
+    let dir = replica_dir(home.path());
+    fill_block(&dir.join("data"), 3, 0x33);
+    let mut slots = ["superblock.a", "superblock.b"].map(|name| SlotOnDisk::new(dir.join(name)));
+    // Several growths by one handle, so that each begins with what the last left without a sync.
+    // States are noted first and tried afterwards.
+    let mut trials = Vec::new();
+    let replica = reopen(home.path());
+    let mut from = 4;
+    for to in [9, 15, 18] {
+        let record = recording(&dir, || {
+            replica.grow(blocks(to), Provisioning::Thin).unwrap();
+        });
+        let [(_, extended), (_, raised)] = record.as_slice() else {
+            panic!("a growth has two steps");
+        };
+        let wrote = slots.each_mut().map(|slot| slot.look(extended));
+        assert_eq!(
+            wrote, [false; 2],
+            "a superblock was written before the data"
+        );
+        // Just before the sync that commits, just after it, and when the growth has returned.
+        let wrote = slots.each_mut().map(|slot| slot.look(raised));
+        trials.push((power_losses(&slots), vec![from, to]));
+        for (slot, _) in slots.iter_mut().zip(wrote).filter(|(_, wrote)| *wrote) {
+            slot.sync();
+        }
+        trials.push((power_losses(&slots), vec![to]));
+        let returned = snapshot(&dir);
+        let wrote = slots.each_mut().map(|slot| slot.look(&returned));
+        assert!(wrote.contains(&true), "the second copy was not written");
+        trials.push((power_losses(&slots), vec![to]));
+        from = to;
+    }
+    drop(replica);
+    for ([states_a, states_b], sizes) in trials {
+        for (a, b) in states_a
+            .iter()
+            .flat_map(|a| states_b.iter().map(move |b| (a, b)))
+        {
+            // No growth has synced the data, so that all of its lengths may be lost.
+            for length in [4, sizes[0]] {
+                fs::write(dir.join("superblock.a"), a).unwrap();
+                fs::write(dir.join("superblock.b"), b).unwrap();
+                set_length(&dir.join("data"), length * BLOCK);
+                settles_at(home.path(), &sizes);
             }
         }
-        restore(&after);
-        before = after;
     }
 }
 
-/// Cuts the data to a length that was not synced; then the replica opens at one of these sizes, and
-/// keeps that size and its bytes when it is opened once more.
-fn settles_at(pool: &Path, data: &Path, length: u64, sizes: &[u64]) {
-    OpenOptions::new()
-        .write(true)
-        .open(data)
-        .unwrap()
-        .set_len(length * BLOCK)
-        .unwrap();
+fn power_losses(slots: &[SlotOnDisk; 2]) -> [Vec<Vec<u8>>; 2] {
+    slots.each_ref().map(SlotOnDisk::after_power_loss)
+}
+
+/// The replica opens at one of these sizes, keeps it and its bytes, and can still grow.
+fn settles_at(pool: &Path, sizes: &[u64]) {
+    let data = replica_dir(pool).join("data");
     let size = reopen(pool).measure().unwrap().size();
     assert!(
         sizes.contains(&(size.get() / BLOCK)),
         "{size} is none of {sizes:?} blocks"
     );
-    assert_eq!(reopen(pool).measure().unwrap().size(), size);
-    assert_eq!(read_block(data, 3), [0x33; 4096]);
-    assert!(is_clean(pool));
+    assert!(check(pool).findings.is_empty());
     let replica = reopen(pool);
+    assert_eq!(replica.measure().unwrap().size(), size);
+    assert_eq!(read_block(&data, 3), [0x33; 4096]);
     replica.grow(blocks(20), Provisioning::Thin).unwrap();
     assert_eq!(replica.measure().unwrap().size(), blocks(20));
-    assert_eq!(read_block(data, 19), [0; 4096]);
+    assert_eq!(read_block(&data, 19), [0; 4096]);
 }

@@ -3,91 +3,16 @@
 
 mod common;
 
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::path::Path;
 
+use common::small::Small;
 use common::*;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use trellis_api::Bytes;
 use trellis_engine::Error;
 use trellis_engine::replica::{Outcome, Pool, Provisioning::*, Replica, check};
-
-/// These tests start programs, and a program inherits the lock of every pool that is open, from its
-/// fork until its exec. So they take turns.
-static TURN: Mutex<()> = Mutex::new(());
-
-/// A mounted filesystem of a few MiB that is unmounted when this goes away, also by a panic.
-struct Small {
-    home: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl Small {
-    fn unmounted() -> Small {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let small = Small {
-            home: tempfile::tempdir().unwrap(),
-            _turn: turn,
-        };
-        fs::create_dir(small.path()).unwrap();
-        small
-    }
-
-    fn tmpfs() -> Small {
-        let small = Small::unmounted();
-        let options = CString::new("size=4m,mode=0700").unwrap();
-        mount(
-            "tmpfs",
-            small.path(),
-            "tmpfs",
-            MountFlags::empty(),
-            options.as_c_str(),
-        )
-        .expect("this test mounts a tmpfs, so it must run as root");
-        small
-    }
-
-    /// A real disk filesystem, which allocates piecemeal where tmpfs does it all at once.
-    fn ext4() -> Small {
-        let small = Small::unmounted();
-        let image = small.home.path().join("image");
-        File::create(&image).unwrap().set_len(16 << 20).unwrap();
-        run(Command::new("mkfs.ext4")
-            .args(["-q", "-F", "-b", "4096", "-m", "0"])
-            .arg(&image));
-        run(Command::new("mount")
-            .args(["-o", "loop"])
-            .arg(&image)
-            .arg(small.path()));
-        small
-    }
-
-    fn path(&self) -> PathBuf {
-        self.home.path().join("pool")
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        // Lazily, because a panic may unwind past open handles.
-        let _ = unmount(self.path(), UnmountFlags::DETACH);
-    }
-}
-
-fn run(command: &mut Command) {
-    let status = command
-        .status()
-        .expect("this test needs mkfs.ext4 and mount");
-    assert!(
-        status.success(),
-        "{command:?} failed; this test must run as root"
-    );
-}
 
 /// Writes until there is not one block left.
 fn fill_up(dir: &Path) {

@@ -1,6 +1,9 @@
 //! What the tests of the replica store share.
 #![allow(dead_code, reason = "every test binary uses its own part of this")]
 
+pub(crate) mod dying;
+pub(crate) mod small;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -32,21 +35,18 @@ pub(crate) fn reopen(pool: &Path) -> Replica {
     Pool::open(pool).unwrap().open_replica(NAME).unwrap()
 }
 
-/// Every file of a replica with its bytes.
-pub(crate) fn snapshot(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    entries
+/// The files of a directory with their bytes.
+pub(crate) type Files = BTreeMap<PathBuf, Vec<u8>>;
+
+/// Every file of a replica with its bytes; none, if there is no replica.
+pub(crate) fn snapshot(dir: &Path) -> Files {
+    let Ok(entries) = fs::read_dir(dir) else {
+        return Files::new();
+    };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
         .map(|path| (path.clone(), fs::read(path).unwrap()))
         .collect()
-}
-
-/// Puts back what [`snapshot`] saw, in the same files.
-pub(crate) fn restore(files: &BTreeMap<PathBuf, Vec<u8>>) {
-    for (path, bytes) in files {
-        fs::write(path, bytes).unwrap();
-    }
 }
 
 /// Fills one block of a file with a value, durably.

@@ -1,1 +1,27 @@
-//! placeholder
+//! Everything of Trellis that touches this machine's kernel: loop devices, mounts, filesystems.
+//!
+//! The crate offers plain blocking functions. It knows nothing of claims, clusters or async; a caller
+//! runs it on a thread that may block. The happy path of a volume is
+//! [`volume::attach`] → [`volume::ensure_filesystem`] → [`volume::stage`] → [`volume::publish`], and
+//! the way back is [`volume::unpublish`] → [`volume::unstage`] → [`volume::detach`]. In between,
+//! [`volume::grow_device`] and [`volume::grow_filesystem`] raise the two rungs that live on a node.
+//!
+//! Invariant: every operation first observes and does only what is missing, so each may be repeated
+//! after a crash at any point. Every size that is returned was read back from the kernel.
+//!
+//! Invariant: nothing here shrinks anything, and nothing writes to a device whose content is not
+//! known to be empty (see [`probe`]), except the kernel's filesystem drivers.
+//!
+//! Walls: `unsafe` lives only in [`sys`]; other programs are run only by [`exec`].
+
+pub mod doctor;
+pub mod error;
+pub mod exec;
+pub mod filesystem;
+mod holders;
+pub mod probe;
+pub mod sys;
+pub mod volume;
+
+pub use error::{Error, Result};
+pub use holders::Holder;

@@ -1,0 +1,87 @@
+//! Making a filesystem with the system's mkfs programs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use trellis_api::Bytes;
+use uuid::Uuid;
+
+use super::{FilesystemKind, Geometry, btrfs, ext, measure_idle, xfs};
+use crate::error::{Context, Error, Result};
+use crate::exec::Program;
+use crate::sys::block;
+
+/// Making a filesystem writes little; a device that has not taken it by then does not answer.
+const TIME_MAX: Duration = Duration::from_secs(300);
+
+impl FilesystemKind {
+    /// The program that makes it.
+    pub const fn maker(self) -> Program {
+        match self {
+            FilesystemKind::Xfs => Program {
+                name: "mkfs.xfs",
+                package: "xfsprogs",
+            },
+            FilesystemKind::Btrfs => Program {
+                name: "mkfs.btrfs",
+                package: "btrfs-progs",
+            },
+            FilesystemKind::Ext4 | FilesystemKind::Ext3 => Program {
+                name: "mke2fs",
+                package: "e2fsprogs",
+            },
+        }
+    }
+
+    fn make_arguments(self, device_size: Bytes, uuid: Uuid) -> Vec<String> {
+        match self {
+            FilesystemKind::Xfs => xfs::make_arguments(device_size, uuid),
+            FilesystemKind::Btrfs => btrfs::make_arguments(uuid),
+            FilesystemKind::Ext4 | FilesystemKind::Ext3 => {
+                ext::make_arguments(self, device_size, uuid)
+            }
+        }
+    }
+}
+
+/// Makes a filesystem of that identity on the whole device, with a geometry that can grow, and reads
+/// it back.
+///
+/// The caller answers for the content: [`crate::volume::ensure_filesystem`] is the way that checks it
+/// first. `overwrite` lets the program replace what it finds; without it xfs and btrfs look once more
+/// themselves.
+pub fn make(kind: FilesystemKind, device: &Path, uuid: Uuid, overwrite: bool) -> Result<Geometry> {
+    let node = block::open(device).context("open", device)?;
+    let size = block::size(&node).context("read the size of", device)?;
+    drop(node);
+    if size < kind.size_min() {
+        return Err(Error::TooSmall {
+            device: device.to_owned(),
+            size,
+            kind,
+            minimum: kind.size_min(),
+        });
+    }
+    let mut arguments = kind.make_arguments(size, uuid);
+    if overwrite {
+        arguments.push(
+            if kind.maker().name == "mke2fs" {
+                "-F"
+            } else {
+                "-f"
+            }
+            .to_owned(),
+        );
+    }
+    arguments.push(device.to_string_lossy().into_owned());
+    kind.maker().run(&arguments, TIME_MAX)?;
+    let made = measure_idle(kind, device)?;
+    if made.uuid() != uuid {
+        return Err(Error::OtherIdentity {
+            device: device.to_owned(),
+            wanted: uuid,
+            found: made.uuid(),
+        });
+    }
+    Ok(made)
+}

@@ -1,0 +1,337 @@
+//! The filesystems that grow: how each is made, measured and raised.
+//!
+//! | kind | measured when mounted | measured when idle | raised when mounted |
+//! |---|---|---|---|
+//! | xfs | geometry ioctl | superblock | `XFS_IOC_FSGROWFSDATA` |
+//! | btrfs | device-info ioctl | superblock | `BTRFS_IOC_RESIZE` |
+//! | ext4, ext3 | superblock, read through the device | superblock | `EXT4_IOC_RESIZE_FS` |
+//!
+//! ext has no ioctl that tells its size, and `statfs` subtracts what the filesystem keeps for itself.
+//! Its superblock, read through the block device, is exact even while mounted: the driver keeps it in
+//! the device's own page cache, which such a read sees.
+//!
+//! A filesystem rarely fills its device to the last byte, and what it leaves follows exact rules:
+//! [`Geometry::largest_fit`] is the size that a filesystem of this geometry has when it cannot grow
+//! any further. Growth is complete when the measured size equals it; there is no tolerance.
+
+mod btrfs;
+mod ext;
+mod make;
+mod xfs;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use trellis_api::Bytes;
+use uuid::Uuid;
+
+use crate::error::{Context, Error, Result};
+use crate::sys::block;
+
+pub use btrfs::BtrfsGeometry;
+pub use ext::ExtGeometry;
+pub use make::make;
+pub use xfs::XfsGeometry;
+
+/// A filesystem that Trellis makes and grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FilesystemKind {
+    /// xfs: grows mounted, with no capability beyond mounting.
+    Xfs,
+    /// btrfs: grows mounted.
+    Btrfs,
+    /// ext4: grows mounted with CAP_SYS_RESOURCE.
+    Ext4,
+    /// ext3: as ext4.
+    Ext3,
+}
+
+impl FilesystemKind {
+    /// All of them.
+    pub const ALL: [FilesystemKind; 4] = [
+        FilesystemKind::Xfs,
+        FilesystemKind::Btrfs,
+        FilesystemKind::Ext4,
+        FilesystemKind::Ext3,
+    ];
+
+    /// The name that mount(8), StorageClasses and /proc/filesystems use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FilesystemKind::Xfs => "xfs",
+            FilesystemKind::Btrfs => "btrfs",
+            FilesystemKind::Ext4 => "ext4",
+            FilesystemKind::Ext3 => "ext3",
+        }
+    }
+
+    /// The smallest device on which it is made.
+    pub const fn size_min(self) -> Bytes {
+        match self {
+            FilesystemKind::Xfs => xfs::SIZE_MIN,
+            FilesystemKind::Btrfs => btrfs::SIZE_MIN,
+            FilesystemKind::Ext4 | FilesystemKind::Ext3 => ext::SIZE_MIN,
+        }
+    }
+}
+
+impl fmt::Display for FilesystemKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(self.name())
+    }
+}
+
+/// The text names no filesystem that grows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a filesystem that can grow; use xfs, btrfs, ext4 or ext3")]
+pub struct UnknownFilesystem(pub String);
+
+impl FromStr for FilesystemKind {
+    type Err = UnknownFilesystem;
+
+    fn from_str(name: &str) -> std::result::Result<Self, UnknownFilesystem> {
+        FilesystemKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| UnknownFilesystem(name.to_owned()))
+    }
+}
+
+/// The shape of one filesystem: enough to know its size and the largest it can have on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Geometry {
+    /// Of an xfs.
+    Xfs(XfsGeometry),
+    /// Of a btrfs.
+    Btrfs(BtrfsGeometry),
+    /// Of an ext4 or ext3.
+    Ext(ExtGeometry),
+}
+
+impl Geometry {
+    /// The size of the filesystem.
+    pub fn size(&self) -> Bytes {
+        match self {
+            Geometry::Xfs(geometry) => geometry.size(),
+            Geometry::Btrfs(geometry) => geometry.size(),
+            Geometry::Ext(geometry) => geometry.size(),
+        }
+    }
+
+    /// Its identity.
+    pub fn uuid(&self) -> Uuid {
+        match self {
+            Geometry::Xfs(geometry) => geometry.uuid,
+            Geometry::Btrfs(geometry) => geometry.uuid,
+            Geometry::Ext(geometry) => geometry.uuid,
+        }
+    }
+
+    /// Which filesystem it is.
+    pub fn kind(&self) -> FilesystemKind {
+        match self {
+            Geometry::Xfs(_) => FilesystemKind::Xfs,
+            Geometry::Btrfs(_) => FilesystemKind::Btrfs,
+            Geometry::Ext(geometry) => geometry.kind,
+        }
+    }
+
+    /// The size that it has when it fills a device of that size as far as it can.
+    pub fn largest_fit(&self, device: Bytes) -> Bytes {
+        match self {
+            Geometry::Xfs(geometry) => geometry.largest_fit(device),
+            Geometry::Btrfs(geometry) => geometry.largest_fit(device),
+            Geometry::Ext(geometry) => geometry.largest_fit(device),
+        }
+    }
+}
+
+/// What a raise did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing was to do: it already had this size.
+    Unchanged {
+        /// What was measured.
+        size: Bytes,
+    },
+    /// It is larger now.
+    Raised {
+        /// What was measured before.
+        from: Bytes,
+        /// What was measured afterwards.
+        to: Bytes,
+    },
+}
+
+impl Outcome {
+    /// The measured size after the raise.
+    pub fn size(self) -> Bytes {
+        match self {
+            Outcome::Unchanged { size } => size,
+            Outcome::Raised { to, .. } => to,
+        }
+    }
+}
+
+/// Measures the filesystem that is mounted at `mount_point` from the device `device`.
+pub fn measure_mounted(
+    kind: FilesystemKind,
+    mount_point: &Path,
+    device: &Path,
+) -> Result<Geometry> {
+    let place = File::open(mount_point).context("open", mount_point)?;
+    let missing = || Error::NotThatFilesystem {
+        what: mount_point.to_owned(),
+        kind,
+    };
+    match kind {
+        FilesystemKind::Xfs => XfsGeometry::of_mounted(&place, mount_point).map(Geometry::Xfs),
+        FilesystemKind::Btrfs => {
+            BtrfsGeometry::of_mounted(&place, mount_point).map(Geometry::Btrfs)
+        }
+        FilesystemKind::Ext4 | FilesystemKind::Ext3 => {
+            measure_idle(kind, device).map_err(|error| match error {
+                Error::NotThatFilesystem { .. } => missing(),
+                other => other,
+            })
+        }
+    }
+}
+
+/// Measures the filesystem on a device or in a file from its superblock.
+pub fn measure_idle(kind: FilesystemKind, device: &Path) -> Result<Geometry> {
+    let file = block::open(device).context("open", device)?;
+    let (offset, length) = match kind {
+        FilesystemKind::Xfs => (xfs::SUPERBLOCK_OFFSET, xfs::SUPERBLOCK_BYTES),
+        FilesystemKind::Btrfs => (btrfs::SUPERBLOCK_OFFSET, btrfs::SUPERBLOCK_BYTES),
+        FilesystemKind::Ext4 | FilesystemKind::Ext3 => {
+            (ext::SUPERBLOCK_OFFSET, ext::SUPERBLOCK_BYTES)
+        }
+    };
+    let missing = || Error::NotThatFilesystem {
+        what: device.to_owned(),
+        kind,
+    };
+    let mut bytes = vec![0; length];
+    match file.read_exact_at(&mut bytes, offset) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(missing()),
+        other => other.context("read the superblock of", device)?,
+    }
+    let geometry = match kind {
+        FilesystemKind::Xfs => xfs::parse(&bytes).map(|found| Geometry::Xfs(found.geometry)),
+        FilesystemKind::Btrfs => btrfs::parse(&bytes).map(|found| Geometry::Btrfs(found.geometry)),
+        FilesystemKind::Ext4 | FilesystemKind::Ext3 => ext::parse(&bytes)
+            .filter(|found| found.geometry.is_some_and(|geometry| geometry.kind == kind))
+            .and_then(|found| found.geometry.map(Geometry::Ext)),
+    };
+    geometry.ok_or_else(missing)
+}
+
+/// Raises the filesystem mounted at `mount_point` to fill its device, and reads the size back.
+pub fn grow_mounted(kind: FilesystemKind, mount_point: &Path, device: &Path) -> Result<Outcome> {
+    let node = block::open(device).context("open", device)?;
+    let device_size = block::size(&node).context("read the size of", device)?;
+    let before = measure_mounted(kind, mount_point, device)?;
+    let wanted = before.largest_fit(device_size);
+    if before.size() >= wanted {
+        return Ok(Outcome::Unchanged {
+            size: before.size(),
+        });
+    }
+    let place = File::open(mount_point).context("open", mount_point)?;
+    match before {
+        Geometry::Xfs(geometry) => geometry.grow(&place, wanted, mount_point)?,
+        Geometry::Btrfs(geometry) => geometry.grow(&place, wanted, mount_point)?,
+        Geometry::Ext(geometry) => geometry.grow(&place, wanted, mount_point)?,
+    }
+    let measured = measure_mounted(kind, mount_point, device)?.size();
+    if measured < wanted {
+        return Err(Error::NotRaised {
+            what: mount_point.to_owned(),
+            measured,
+            wanted,
+        });
+    }
+    Ok(Outcome::Raised {
+        from: before.size(),
+        to: measured,
+    })
+}
+
+/// What the superblock on an idle device says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Superblock<G> {
+    /// The shape.
+    geometry: G,
+    /// Whether its state says that everything was written.
+    state: State,
+}
+
+/// The superblocks as [`crate::probe`] needs them: where, how long, and what they say.
+pub(crate) mod superblock {
+    use super::{Geometry, State, btrfs as of_btrfs, ext as of_ext, xfs as of_xfs};
+
+    pub(crate) const XFS_MAGIC: &[u8; 4] = of_xfs::MAGIC;
+    pub(crate) const XFS_BYTES: usize = of_xfs::SUPERBLOCK_BYTES;
+    pub(crate) const EXT_MAGIC: [u8; 2] = of_ext::MAGIC.to_le_bytes();
+    pub(crate) const EXT_BYTES: usize = of_ext::SUPERBLOCK_BYTES;
+    pub(crate) const BTRFS_OFFSET: u64 = of_btrfs::SUPERBLOCK_OFFSET;
+    pub(crate) const BTRFS_BYTES: usize = of_btrfs::SUPERBLOCK_BYTES;
+
+    pub(crate) fn xfs(bytes: &[u8]) -> Option<(Geometry, State)> {
+        of_xfs::parse(bytes).map(|found| (Geometry::Xfs(found.geometry), found.state))
+    }
+
+    pub(crate) fn btrfs(bytes: &[u8]) -> Option<(Geometry, State)> {
+        of_btrfs::parse(bytes).map(|found| (Geometry::Btrfs(found.geometry), found.state))
+    }
+
+    /// ext2 has no geometry.
+    pub(crate) fn ext(bytes: &[u8]) -> Option<(Option<Geometry>, State)> {
+        of_ext::parse(bytes).map(|found| (found.geometry.map(Geometry::Ext), found.state))
+    }
+}
+
+/// In which state a filesystem was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Nothing is left to do before mounting, as far as the superblock tells. xfs and btrfs do not
+    /// record an unclean end there; the next mount replays their log.
+    Clean,
+    /// It was not unmounted; the next mount replays its journal.
+    Unclean,
+    /// It has recorded errors and wants its check program.
+    Errors,
+    /// The program that makes it did not finish.
+    Unfinished,
+}
+
+/// Little-endian and big-endian numbers out of a superblock, `None` past its end.
+pub(crate) mod read {
+    /// `N` bytes at `offset`.
+    pub(crate) fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+        bytes.get(offset..offset.checked_add(N)?)?.try_into().ok()
+    }
+    pub(crate) fn le16(bytes: &[u8], offset: usize) -> Option<u16> {
+        array(bytes, offset).map(u16::from_le_bytes)
+    }
+    pub(crate) fn le32(bytes: &[u8], offset: usize) -> Option<u32> {
+        array(bytes, offset).map(u32::from_le_bytes)
+    }
+    pub(crate) fn le64(bytes: &[u8], offset: usize) -> Option<u64> {
+        array(bytes, offset).map(u64::from_le_bytes)
+    }
+    pub(crate) fn be32(bytes: &[u8], offset: usize) -> Option<u32> {
+        array(bytes, offset).map(u32::from_be_bytes)
+    }
+    pub(crate) fn be64(bytes: &[u8], offset: usize) -> Option<u64> {
+        array(bytes, offset).map(u64::from_be_bytes)
+    }
+}

@@ -1,0 +1,196 @@
+//! xfs: allocation groups of a size that is fixed when it is made.
+
+use std::fs::File;
+use std::path::Path;
+
+use rustix::io::Errno;
+use trellis_api::Bytes;
+use uuid::Uuid;
+
+use super::{FilesystemKind, State, Superblock, read};
+use crate::error::{Error, Result};
+use crate::sys::fsctl;
+
+/// mkfs.xfs refuses less.
+pub(super) const SIZE_MIN: Bytes = Bytes::mib(300);
+pub(super) const SUPERBLOCK_OFFSET: u64 = 0;
+pub(super) const SUPERBLOCK_BYTES: usize = 512;
+pub(super) const MAGIC: &[u8; 4] = b"XFSB";
+
+/// A last group of fewer blocks is not made by the kernel (`XFS_MIN_AG_BLOCKS`).
+const LAST_GROUP_BLOCKS_MIN: u64 = 64;
+/// The largest allocation group (`XFS_AG_MAX_BYTES`).
+const GROUP_BYTES_MAX: u64 = 1 << 40;
+/// The smallest allocation group that mkfs.xfs makes.
+const GROUP_BYTES_MIN: u64 = 16 << 20;
+/// The log is fixed for life as well; this is the smallest that mkfs.xfs makes for such devices.
+const LOG_BYTES_MIN: u64 = 64 << 20;
+/// A larger log brings nothing that has been measured, and its space is lost to data.
+const LOG_BYTES_MAX: u64 = 512 << 20;
+/// mkfs.xfs would take 1/2048; a filesystem that is expected to grow takes more from the start.
+const LOG_SHARE: u64 = 256;
+/// Group sizes are multiples of this, so that they are whole blocks of every size.
+const GROUP_ROUNDING: u64 = 1 << 20;
+
+/// The shape of an xfs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XfsGeometry {
+    /// Bytes in a block, not zero.
+    pub block: u32,
+    /// Blocks in an allocation group, not zero.
+    pub group_blocks: u32,
+    /// Blocks of the data section.
+    pub data_blocks: u64,
+    /// The share of the space that inodes may take, in percent; growth keeps it.
+    pub inode_percent_max: u32,
+    /// Its identity.
+    pub uuid: Uuid,
+}
+
+impl XfsGeometry {
+    pub(super) fn of_mounted(place: &File, mount_point: &Path) -> Result<Self> {
+        let raw = fsctl::xfs_geometry(place).map_err(|errno| match errno {
+            Errno::NOTTY => Error::NotThatFilesystem {
+                what: mount_point.to_owned(),
+                kind: FilesystemKind::Xfs,
+            },
+            other => Error::Io {
+                action: "read the geometry of",
+                path: mount_point.to_owned(),
+                source: other.into(),
+            },
+        })?;
+        Ok(XfsGeometry {
+            block: raw.block,
+            group_blocks: raw.group_blocks,
+            data_blocks: raw.data_blocks,
+            inode_percent_max: raw.inode_percent_max,
+            uuid: raw.uuid,
+        })
+    }
+
+    pub(super) fn size(&self) -> Bytes {
+        Bytes::new(self.data_blocks.saturating_mul(u64::from(self.block)))
+    }
+
+    /// Whole blocks, and no last group below the kernel's minimum: such a remainder is dropped.
+    pub(super) fn largest_fit(&self, device: Bytes) -> Bytes {
+        let (block, group) = (
+            u64::from(self.block).max(1),
+            u64::from(self.group_blocks).max(1),
+        );
+        let blocks = device.get() / block;
+        let remainder = blocks % group;
+        let dropped = if remainder < LAST_GROUP_BLOCKS_MIN {
+            remainder
+        } else {
+            0
+        };
+        Bytes::new((blocks - dropped) * block)
+    }
+
+    pub(super) fn grow(&self, place: &File, wanted: Bytes, mount_point: &Path) -> Result<()> {
+        let blocks = wanted.get() / u64::from(self.block).max(1);
+        fsctl::xfs_grow(place, blocks, self.inode_percent_max).map_err(|errno| match errno {
+            Errno::ROFS => Error::ReadOnly {
+                what: mount_point.to_owned(),
+            },
+            Errno::PERM => Error::MissingCapability {
+                what: mount_point.to_owned(),
+                capability: "CAP_SYS_ADMIN",
+            },
+            Errno::AGAIN => Error::Busy {
+                what: mount_point.to_owned(),
+                holders: Vec::new(),
+            },
+            // The driver says EUCLEAN or EIO when it has found damage or shut itself down.
+            Errno::UCLEAN | Errno::IO => Error::FilesystemErrors {
+                what: mount_point.to_owned(),
+            },
+            other => Error::Io {
+                action: "grow",
+                path: mount_point.to_owned(),
+                source: other.into(),
+            },
+        })
+    }
+}
+
+/// Reads a superblock; `None` if it is not one of xfs.
+pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<XfsGeometry>> {
+    if read::array::<4>(bytes, 0)? != *MAGIC {
+        return None;
+    }
+    let geometry = XfsGeometry {
+        block: read::be32(bytes, 4)
+            .filter(|block| (512..=65_536).contains(block) && block.is_power_of_two())?,
+        data_blocks: read::be64(bytes, 8)?,
+        uuid: Uuid::from_bytes(read::array(bytes, 32)?),
+        group_blocks: read::be32(bytes, 84).filter(|blocks| *blocks > 0)?,
+        inode_percent_max: u32::from(*bytes.get(127)?),
+    };
+    let in_progress = *bytes.get(126)? != 0;
+    let state = if in_progress {
+        State::Unfinished
+    } else {
+        State::Clean
+    };
+    Some(Superblock { geometry, state })
+}
+
+/// The arguments that make an xfs that can grow a thousandfold.
+///
+/// The size of a group is fixed for life, and each group costs time at growth and at every mount, so
+/// the first group is made as large as the device allows: all of it but the 16 MiB that the second,
+/// which holds the second superblock, needs at least. The second group is filled up by the first
+/// growth. The log has to be in the first group then. `docs/filesystems.md` has the measurement.
+pub(super) fn make_arguments(device_size: Bytes, uuid: Uuid) -> Vec<String> {
+    let group = (device_size.get().saturating_sub(GROUP_BYTES_MIN) / GROUP_ROUNDING
+        * GROUP_ROUNDING)
+        .clamp(GROUP_BYTES_MIN, GROUP_BYTES_MAX - GROUP_ROUNDING);
+    let log = (device_size.get() / LOG_SHARE / GROUP_ROUNDING * GROUP_ROUNDING)
+        .clamp(LOG_BYTES_MIN, LOG_BYTES_MAX);
+    [
+        "-q".into(),
+        "-K".into(),
+        "-m".into(),
+        format!("uuid={uuid}"),
+        // Never a write below 4 KiB: what a modern disk, and direct I/O to one, handles best.
+        "-s".into(),
+        "size=4096".into(),
+        "-d".into(),
+        format!("agsize={group}"),
+        "-l".into(),
+        format!("agnum=0,size={log}"),
+    ]
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(group_blocks: u32) -> XfsGeometry {
+        XfsGeometry {
+            block: 4096,
+            group_blocks,
+            data_blocks: 0,
+            inode_percent_max: 25,
+            uuid: Uuid::nil(),
+        }
+    }
+
+    #[test]
+    fn a_last_group_below_the_minimum_is_not_counted() {
+        // Fails if the kernel's rule of 64 blocks is off by one.
+        let shape = geometry(1000);
+        let blocks = |count: u64| Bytes::new(count * 4096);
+        assert_eq!(shape.largest_fit(blocks(2063)), blocks(2000));
+        assert_eq!(shape.largest_fit(blocks(2064)), blocks(2064));
+        assert_eq!(
+            shape.largest_fit(Bytes::new(2064 * 4096 + 4095)),
+            blocks(2064)
+        );
+        assert_eq!(shape.largest_fit(blocks(3000)), blocks(3000));
+    }
+}

@@ -1,0 +1,1 @@
+//! Probing arbitrary and hand-made bytes.

@@ -1,0 +1,89 @@
+//! Mounting and unmounting, by open file descriptors where a path could change under us.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+/// Mounts the filesystem of `device` at `target`. Device nodes in it have no effect: a volume that
+/// was filled elsewhere must not open this machine's devices.
+pub fn mount(
+    device: &Path,
+    target: impl AsFd,
+    fs_type: &str,
+    read_only: bool,
+    options: &str,
+) -> rustix::io::Result<()> {
+    let mut flags = MountFlags::NODEV;
+    flags.set(MountFlags::RDONLY, read_only);
+    let options = std::ffi::CString::new(options).map_err(|_| Errno::INVAL)?;
+    rustix::mount::mount(
+        device,
+        proc_path(target),
+        fs_type,
+        flags,
+        Some(options.as_c_str()),
+    )
+}
+
+/// Shows what is at `source` also at `target`, alone and without the mounts below it.
+///
+/// A read-only bind takes two calls, so there is a moment in which the mount can be written
+/// through; nobody has been told of it yet at that moment, and a crash in between is seen and
+/// mended by the next call of the operation, which compares the mode too.
+pub fn bind(source: &Path, target: impl AsFd, read_only: bool) -> rustix::io::Result<()> {
+    let tree = rustix::mount::open_tree(
+        CWD,
+        source,
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
+    )?;
+    rustix::mount::move_mount(
+        &tree,
+        "",
+        target,
+        "",
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
+    )?;
+    if read_only {
+        set_read_only(&tree)
+    } else {
+        Ok(())
+    }
+}
+
+/// Makes the one mount at which `place` was opened read-only, whatever else shows the filesystem.
+pub fn set_read_only(place: impl AsFd) -> rustix::io::Result<()> {
+    // The call replaces the mount's other flags, so those that `mount` sets are given again.
+    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NODEV;
+    rustix::mount::mount_remount(proc_path(&place), flags, "")
+}
+
+/// Unmounts the top mount at `name` in the directory `parent`. Never lazily: a mount that is in use
+/// stays, and EBUSY says so.
+pub fn unmount(parent: impl AsFd, name: &std::ffi::OsStr) -> rustix::io::Result<()> {
+    rustix::mount::unmount(proc_path(parent).join(name), UnmountFlags::NOFOLLOW)
+}
+
+/// Opens the directory or file `name` in `parent` as a place to mount on, without following a link
+/// and without reading it.
+pub fn open_place(parent: impl AsFd, name: &std::ffi::OsStr) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(
+        parent,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+}
+
+/// The path of an open descriptor's file as the kernel names it now.
+pub fn real_path(place: impl AsFd) -> io::Result<PathBuf> {
+    std::fs::read_link(proc_path(place))
+}
+
+/// A path that leads to exactly the open file, whatever happens to its name.
+fn proc_path(place: impl AsFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", place.as_fd().as_raw_fd()))
+}

@@ -1,0 +1,184 @@
+//! The device rung: a loop device on the volume's file.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use trellis_api::Bytes;
+use trellis_api::step::{Step, reached};
+
+use crate::error::{Context, Error, Result};
+use crate::filesystem::Outcome;
+use crate::holders;
+use crate::sys::block::{self, DeviceNumber};
+use crate::sys::loopdev::{self, LoopDevice};
+
+/// A device that a file was just taken off may be open for a moment in somebody's scan.
+const CLEAR_POLLS_MAX: u32 = 100;
+const CLEAR_PAUSE: Duration = Duration::from_millis(10);
+/// A file on FUSE may show its old size for a second (the kernel caches its attributes).
+const SIZE_POLLS_MAX: u32 = 40;
+const SIZE_PAUSE: Duration = Duration::from_millis(50);
+
+/// A volume's file as a block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachedDevice {
+    /// The device node.
+    pub path: PathBuf,
+    /// Its number.
+    pub number: DeviceNumber,
+    /// Its size.
+    pub size: Bytes,
+    /// Whether it refuses writes.
+    pub read_only: bool,
+    /// Whether it works past the page cache of the backing filesystem. Where that filesystem refuses,
+    /// the device is buffered: correct, but every byte is cached twice.
+    pub direct_io: bool,
+    /// Whether the device was there before.
+    pub adopted: bool,
+}
+
+/// Puts a device on the file, or adopts the one that is already on it.
+pub fn attach(backing: &Path, read_only: bool) -> Result<AttachedDevice> {
+    let attached = loopdev::attach(backing, read_only)?;
+    if !attached.adopted {
+        reached(Step::DeviceAttached);
+    }
+    if !attached.device.direct_io {
+        tracing::warn!(device = %attached.device.path.display(), "no direct I/O on this backing file");
+    }
+    describe(attached.device, attached.adopted)
+}
+
+/// The device on the file, if there is one.
+pub(super) fn find(backing: &Path) -> Result<Option<AttachedDevice>> {
+    match find_loop(backing)? {
+        Some(device) => describe(device, true).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn describe(device: LoopDevice, adopted: bool) -> Result<AttachedDevice> {
+    let node = block::open(&device.path).context("open", &device.path)?;
+    let size = block::size(&node).context("read the size of", &device.path)?;
+    let read_only = block::read_only(&node).context("read the mode of", &device.path)?;
+    Ok(AttachedDevice {
+        size,
+        read_only,
+        path: device.path,
+        number: device.number,
+        direct_io: device.direct_io,
+        adopted,
+    })
+}
+
+/// Takes the device off the file. Answers whether there was one.
+///
+/// A device that is mounted or otherwise claimed, in any mount namespace, is [`Error::Busy`] and is
+/// not touched. One that a program merely has open goes away when the program closes it; until then
+/// this is [`Error::Busy`] too.
+pub fn detach(backing: &Path) -> Result<bool> {
+    let Some(device) = find_loop(backing)? else {
+        return Ok(false);
+    };
+    let busy = || Error::Busy {
+        what: device.path.clone(),
+        holders: holders::of_device(&device.path, device.number),
+    };
+    let claim = match block::open_exclusive(&device.path) {
+        Ok(claim) => claim,
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => return Err(busy()),
+        Err(error) => return Err(error).context("claim", &device.path),
+    };
+    // Between the search and the claim the device may have been given to another file.
+    let is_ours = |now: &LoopDevice| {
+        (now.backing_device, now.backing_inode) == (device.backing_device, device.backing_inode)
+    };
+    if !loopdev::status_of(&device.path)?.is_some_and(|now| is_ours(&now)) {
+        return Ok(false);
+    }
+    loopdev::clear(&claim).context("detach", &device.path)?;
+    drop(claim);
+    for _ in 0..CLEAR_POLLS_MAX {
+        if !loopdev::status_of(&device.path)?.is_some_and(|now| is_ours(&now)) {
+            reached(Step::DeviceDetached);
+            return Ok(true);
+        }
+        thread::sleep(CLEAR_PAUSE);
+    }
+    Err(busy())
+}
+
+/// Raises the device to the size of its file, which has to be at least `want`, and reads it back.
+pub fn grow_device(backing: &Path, want: Bytes) -> Result<Outcome> {
+    let device = find(backing)?.ok_or_else(|| Error::NotAttached {
+        backing: backing.to_owned(),
+    })?;
+    let available = usable(backing_size(backing)?);
+    if available < device.size {
+        return Err(Error::WouldShrink {
+            device: device.path,
+            current: device.size,
+            backing: available,
+        });
+    }
+    if available < want {
+        return Err(Error::NotRaised {
+            what: backing.to_owned(),
+            measured: available,
+            wanted: want,
+        });
+    }
+    if device.size == available {
+        return Ok(Outcome::Unchanged { size: device.size });
+    }
+    let node = block::open(&device.path).context("open", &device.path)?;
+    let mut measured = device.size;
+    for _ in 0..SIZE_POLLS_MAX {
+        loopdev::refresh_size(&node).context("raise", &device.path)?;
+        measured = block::size(&node).context("read the size of", &device.path)?;
+        if measured >= available {
+            tracing::info!(device = %device.path.display(), from = %device.size, to = %measured, "device raised");
+            reached(Step::DeviceRaised);
+            return Ok(Outcome::Raised {
+                from: device.size,
+                to: measured,
+            });
+        }
+        thread::sleep(SIZE_PAUSE);
+    }
+    Err(Error::NotRaised {
+        what: device.path,
+        measured,
+        wanted: available,
+    })
+}
+
+/// What a device can use of a file: whole logical blocks.
+fn usable(size: Bytes) -> Bytes {
+    let block = loopdev::LOGICAL_BLOCK.get();
+    Bytes::new(size.get() / block * block)
+}
+
+/// The size of the file behind a device.
+pub(super) fn backing_size(backing: &Path) -> Result<Bytes> {
+    Ok(Bytes::new(
+        fs::metadata(backing).context("look at", backing)?.len(),
+    ))
+}
+
+/// The device on the file, also if the file has been deleted since.
+fn find_loop(backing: &Path) -> Result<Option<LoopDevice>> {
+    match loopdev::find(backing) {
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            let devices = loopdev::list()?;
+            Ok(devices
+                .into_iter()
+                .find(|device| device.backing_deleted && device.backing_hint == backing))
+        }
+        other => other,
+    }
+}

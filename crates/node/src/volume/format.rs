@@ -1,0 +1,171 @@
+//! A filesystem on a device that has none, safely against crashes and never over foreign content.
+//!
+//! mkfs is not atomic. A crash in the middle leaves bytes that are neither empty nor a filesystem, and
+//! nobody could tell them from foreign content. So the intent is made durable first, in a small note
+//! beside the mounts, with the identity that the filesystem is to have:
+//!
+//! ```text
+//!   device empty ──▶ note written ──▶ mkfs ──▶ note removed
+//! ```
+//!
+//! While the note exists, torn content is ours and is made again; content that mkfs cannot have left
+//! is foreign as ever. A *finished* filesystem is never
+//! made again, note or not: another node may have used it meanwhile.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+use std::str::FromStr;
+
+use trellis_api::step::{Step, reached};
+use uuid::Uuid;
+
+use crate::error::{Context, Error, Result};
+use crate::filesystem::{self, FilesystemKind, Geometry, State};
+use crate::probe::{self, Content, Foreign};
+use crate::sys::block;
+
+/// The filesystem that is on the device now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Formatted {
+    /// Its shape.
+    pub geometry: Geometry,
+    /// Whether it was made by this call.
+    pub made: bool,
+}
+
+/// Makes sure that the device has a filesystem of that kind. `note` is a path that belongs to this
+/// volume alone, in a directory that exists and survives a restart.
+pub fn ensure_filesystem(device: &Path, kind: FilesystemKind, note: &Path) -> Result<Formatted> {
+    let intent = read_note(note, device)?;
+    match look(device)? {
+        Content::Filesystem {
+            kind: found,
+            geometry,
+            state,
+            ..
+        } if state != State::Unfinished => {
+            if found != kind {
+                return Err(Error::OtherFilesystem {
+                    device: device.to_owned(),
+                    found,
+                    asked: kind,
+                });
+            }
+            remove_note(note)?;
+            Ok(Formatted {
+                geometry,
+                made: false,
+            })
+        }
+        Content::Empty => {
+            let uuid = Uuid::new_v4();
+            write_note(note, uuid)?;
+            finish(device, kind, uuid, note, false)
+        }
+        found => match intent.filter(|uuid| could_be_torn(&found, *uuid)) {
+            Some(uuid) => finish(device, kind, uuid, note, true),
+            None => Err(Error::NotEmpty {
+                device: device.to_owned(),
+                found: found.to_string(),
+            }),
+        },
+    }
+}
+
+/// Whether an mkfs for that identity can have left this content when it was cut short.
+fn could_be_torn(found: &Content, intent: Uuid) -> bool {
+    match found {
+        Content::Filesystem { uuid, state, .. } => *uuid == intent && *state == State::Unfinished,
+        Content::Foreign { what } => {
+            matches!(what, Foreign::Torn(_) | Foreign::Unrecognised { .. })
+        }
+        Content::Empty => true,
+    }
+}
+
+/// Runs mkfs on content that was checked a moment ago, and closes the note.
+///
+/// The claim of the check cannot be held while mkfs runs, because mkfs claims the device itself; so
+/// nothing but another mkfs in between could slip through, and xfs's and btrfs's look once more.
+fn finish(
+    device: &Path,
+    kind: FilesystemKind,
+    uuid: Uuid,
+    note: &Path,
+    overwrite: bool,
+) -> Result<Formatted> {
+    let geometry = filesystem::make(kind, device, uuid, overwrite)?;
+    sync_device(device)?;
+    remove_note(note)?;
+    tracing::info!(device = %device.display(), %kind, size = %geometry.size(), "filesystem made");
+    reached(Step::FilesystemMade);
+    Ok(Formatted {
+        geometry,
+        made: true,
+    })
+}
+
+/// Looks at the device's content. A device that nobody claims is read afresh, not from a cache; one
+/// that is mounted is read as it is, and is then not empty.
+fn look(device: &Path) -> Result<Content> {
+    match block::open_exclusive(device) {
+        Ok(claim) => {
+            block::drop_cache(&claim).context("drop the cache of", device)?;
+            probe::probe_open(&claim, device)
+        }
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => match probe::probe(device)? {
+            found @ Content::Filesystem { .. } => Ok(found),
+            _ => Err(Error::Busy {
+                what: device.to_owned(),
+                holders: Vec::new(),
+            }),
+        },
+        Err(error) => Err(error).context("claim", device),
+    }
+}
+
+fn sync_device(device: &Path) -> Result<()> {
+    let node = block::open(device).context("open", device)?;
+    node.sync_all().context("sync", device)
+}
+
+fn read_note(note: &Path, device: &Path) -> Result<Option<Uuid>> {
+    let text = match fs::read_to_string(note) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).context("read", note),
+    };
+    let bad = |_| Error::BadIntent {
+        path: note.to_owned(),
+        device: device.to_owned(),
+    };
+    Uuid::from_str(text.trim()).map(Some).map_err(bad)
+}
+
+/// Writes the note so that it is whole or absent after a crash.
+fn write_note(note: &Path, uuid: Uuid) -> Result<()> {
+    let mut temporary = note.as_os_str().to_owned();
+    temporary.push(".new");
+    let temporary = Path::new(&temporary);
+    let mut file = File::create(temporary).context("create", temporary)?;
+    file.write_all(uuid.to_string().as_bytes())
+        .context("write", temporary)?;
+    file.sync_all().context("sync", temporary)?;
+    fs::rename(temporary, note).context("rename into place", note)?;
+    sync_parent(note)
+}
+
+fn remove_note(note: &Path) -> Result<()> {
+    match fs::remove_file(note) {
+        Ok(()) => sync_parent(note),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).context("remove", note),
+    }
+}
+
+fn sync_parent(note: &Path) -> Result<()> {
+    let parent = note.parent().unwrap_or(Path::new("/"));
+    let directory = File::open(parent).context("open", parent)?;
+    directory.sync_all().context("sync", parent)
+}

@@ -1,0 +1,45 @@
+//! The operations on a volume at this node.
+//!
+//! ```text
+//!   file ──attach──▶ device ──ensure_filesystem──▶ device with a filesystem
+//!                       │                               │ stage
+//!                       │ publish (block)               ▼
+//!                       ▼                        private mount ──publish──▶ consumer's path
+//!                consumer's path
+//! ```
+//!
+//! Every operation observes first and then does only what is missing, so it can be repeated after a
+//! crash at any point, and says by its answer whether it changed anything. A volume's filesystem is
+//! mounted once, at a private place that can be written to; consumers see it through binds, which
+//! may be read-only. Growth goes through the private mount, because a read-only bind refuses it.
+//!
+//! The caller runs one operation on a volume at a time.
+
+mod device;
+mod format;
+mod observe;
+mod place;
+mod publish;
+
+use std::path::Path;
+
+use trellis_api::step::{Step, reached};
+
+use crate::error::Result;
+use crate::filesystem::{self, FilesystemKind, Outcome};
+
+pub use device::{AttachedDevice, attach, detach, grow_device};
+pub use format::{Formatted, ensure_filesystem};
+pub use observe::{Observation, ObservedFilesystem, Publication, Usage, observe, usage};
+pub use publish::{Published, Source, publish, stage, unpublish, unstage};
+
+/// Raises the filesystem staged at `staging` to fill its device, and reads the size back.
+pub fn grow_filesystem(kind: FilesystemKind, staging: &Path, device: &Path) -> Result<Outcome> {
+    place::require_staged(staging, device)?;
+    let outcome = filesystem::grow_mounted(kind, staging, device)?;
+    if let Outcome::Raised { from, to } = outcome {
+        tracing::info!(staging = %staging.display(), %kind, %from, %to, "filesystem raised");
+        reached(Step::FilesystemRaised);
+    }
+    Ok(outcome)
+}

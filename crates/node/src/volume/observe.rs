@@ -1,0 +1,158 @@
+//! What is true of a volume on this node now, from the kernel alone.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use trellis_api::Bytes;
+
+use super::device::{self, AttachedDevice};
+use super::place::Place;
+use crate::error::{Context, Error, Result};
+use crate::filesystem::{self, FilesystemKind, Geometry};
+use crate::probe::{self, Content};
+use crate::sys::block::DeviceNumber;
+use crate::sys::mountinfo::{self, Mount};
+
+/// Everything that this node knows about a volume, measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// The size of the volume's file, if it exists.
+    pub backing: Option<Bytes>,
+    /// The device on it.
+    pub device: Option<AttachedDevice>,
+    /// The filesystem on the device.
+    pub filesystem: Option<ObservedFilesystem>,
+    /// Whether it is mounted at its private place.
+    pub staged: bool,
+    /// Where else it can be seen.
+    pub publications: Vec<Publication>,
+}
+
+/// A filesystem as measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObservedFilesystem {
+    /// Its shape, and with it its kind and size.
+    pub geometry: Geometry,
+    /// The largest it can be on the device as it is now. Growth is complete when the size is this.
+    pub largest_fit: Bytes,
+}
+
+/// A path at which a volume can be seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publication {
+    /// The path.
+    pub path: PathBuf,
+    /// Whether it refuses writes. A path to a device refuses what the device refuses.
+    pub read_only: bool,
+    /// Whether the path is the device itself, not its filesystem.
+    pub block: bool,
+}
+
+/// How full a mounted filesystem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// All bytes that files could have.
+    pub bytes_total: Bytes,
+    /// Bytes in use.
+    pub bytes_used: Bytes,
+    /// Bytes that a user without privileges can still write.
+    pub bytes_available: Bytes,
+    /// All inodes; zero where they are made as needed.
+    pub inodes_total: u64,
+    /// Inodes in use.
+    pub inodes_used: u64,
+    /// Inodes that can still be made.
+    pub inodes_available: u64,
+}
+
+/// Observes the volume whose file is `backing` and whose private place is `staging`.
+pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
+    let backing_size = match device::backing_size(backing) {
+        Ok(size) => Some(size),
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    let Some(device) = device::find(backing)? else {
+        return Ok(Observation {
+            backing: backing_size,
+            device: None,
+            filesystem: None,
+            staged: false,
+            publications: Vec::new(),
+        });
+    };
+    let staging_path = Place::find(staging)?.map(|place| place.path);
+    let mounts = mountinfo::read()?;
+    let is_staging = |mount: &Mount| Some(&mount.mount_point) == staging_path.as_ref();
+    let staged = mountinfo::of(&mounts, device.number).find(|mount| is_staging(mount));
+    let filesystem = match staged {
+        Some(mount) => mounted_geometry(mount, &device.path)?,
+        None => idle_geometry(&device.path)?,
+    }
+    .map(|geometry| ObservedFilesystem {
+        geometry,
+        largest_fit: geometry.largest_fit(device.size),
+    });
+    let publications = mounts
+        .iter()
+        .filter_map(|mount| publication(mount, &device, &is_staging))
+        .collect();
+    Ok(Observation {
+        backing: backing_size,
+        staged: staged.is_some(),
+        filesystem,
+        publications,
+        device: Some(device),
+    })
+}
+
+/// How full the filesystem at `path` is.
+pub fn usage(path: &Path) -> Result<Usage> {
+    let stat = rustix::fs::statvfs(path).context("read the usage of", path)?;
+    let bytes = |blocks: u64| Bytes::new(blocks.saturating_mul(stat.f_frsize));
+    Ok(Usage {
+        bytes_total: bytes(stat.f_blocks),
+        bytes_used: bytes(stat.f_blocks.saturating_sub(stat.f_bfree)),
+        bytes_available: bytes(stat.f_bavail),
+        inodes_total: stat.f_files,
+        inodes_used: stat.f_files.saturating_sub(stat.f_ffree),
+        inodes_available: stat.f_favail,
+    })
+}
+
+fn mounted_geometry(mount: &Mount, device: &Path) -> Result<Option<Geometry>> {
+    match mount.fs_type.parse::<FilesystemKind>() {
+        Ok(kind) => filesystem::measure_mounted(kind, &mount.mount_point, device).map(Some),
+        Err(_) => Ok(None),
+    }
+}
+
+fn idle_geometry(device: &Path) -> Result<Option<Geometry>> {
+    match probe::probe(device)? {
+        Content::Filesystem { geometry, .. } => Ok(Some(geometry)),
+        Content::Empty | Content::Foreign { .. } => Ok(None),
+    }
+}
+
+fn publication(
+    mount: &Mount,
+    device: &AttachedDevice,
+    is_staging: &impl Fn(&Mount) -> bool,
+) -> Option<Publication> {
+    let path = mount.mount_point.clone();
+    if mount.is_of(device.number) {
+        return (!is_staging(mount)).then(|| Publication {
+            path,
+            read_only: mount.read_only(),
+            block: false,
+        });
+    }
+    // A device node that is bound somewhere shows as a piece of the filesystem of /dev.
+    let is_node = mount.root.file_name() == device.path.file_name()
+        && DeviceNumber::of_block_device(&path).ok().flatten() == Some(device.number);
+    is_node.then_some(Publication {
+        path,
+        read_only: device.read_only,
+        block: true,
+    })
+}

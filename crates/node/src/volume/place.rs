@@ -1,0 +1,227 @@
+//! A path where something is to be mounted, held by its parent directory.
+//!
+//! The parent is opened once and everything is done relative to it, so that a rename or a symbolic
+//! link that appears meanwhile cannot lead a mount elsewhere. Links in the directories above are
+//! followed, as many systems have them; the last component must not be one.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags};
+use rustix::io::Errno;
+
+use crate::error::{Context, Error, PathProblem, Result};
+use crate::holders;
+use crate::sys::block::DeviceNumber;
+use crate::sys::mount;
+use crate::sys::mountinfo::{self, Mount};
+
+/// Marks a directory or file that was made here, so that it is removed again, also by a later process.
+const MARK: &str = "trusted.trellis.made";
+/// Others have no business below a volume's mount point before it is mounted.
+const DIRECTORY_MODE: u32 = 0o750;
+const FILE_MODE: u32 = 0o640;
+
+/// What a place has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// A directory, for a filesystem.
+    Directory,
+    /// A file, for a device node.
+    File,
+}
+
+/// A path with its parent held open.
+pub(super) struct Place {
+    parent: File,
+    name: OsString,
+    /// The path with all links above resolved, as mountinfo shows it.
+    pub(super) path: PathBuf,
+}
+
+impl Place {
+    /// Opens the parent; `None` if the parent does not exist.
+    pub(super) fn find(path: &Path) -> Result<Option<Place>> {
+        match Self::open(path) {
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// Opens the parent, which has to exist.
+    pub(super) fn open(path: &Path) -> Result<Place> {
+        let unusable = || Error::UnusablePath {
+            path: path.to_owned(),
+            reason: PathProblem::NotAbsolute,
+        };
+        let plain =
+            path.is_absolute() && path.components().all(|part| part != Component::ParentDir);
+        let (Some(parent), Some(name), true) = (path.parent(), path.file_name(), plain) else {
+            return Err(unusable());
+        };
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(parent, directory, Mode::empty()).context("open", parent)?;
+        let resolved = mount::real_path(&opened).context("resolve", parent)?;
+        Ok(Place {
+            path: resolved.join(name),
+            parent: File::from(opened),
+            name: name.to_owned(),
+        })
+    }
+
+    /// What is at the path: its descriptor and status, or `None` if nothing is.
+    pub(super) fn look(&self) -> Result<Option<(OwnedFd, Stat)>> {
+        let place = match mount::open_place(&self.parent, &self.name) {
+            Ok(place) => place,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno).context("open", &self.path),
+        };
+        let stat = rustix::fs::fstat(&place).context("look at", &self.path)?;
+        Ok(Some((place, stat)))
+    }
+
+    /// The mount that is visible here, if this is a mount point.
+    pub(super) fn mounted(&self) -> Result<Option<Mount>> {
+        Ok(mountinfo::at(&mountinfo::read()?, &self.path).cloned())
+    }
+
+    /// A descriptor to mount on: what is there if it fits, or made anew and marked. Nothing that is
+    /// there is changed.
+    pub(super) fn prepare(&self, wanted: Wanted) -> Result<OwnedFd> {
+        let problem = |reason| {
+            Err(Error::UnusablePath {
+                path: self.path.clone(),
+                reason,
+            })
+        };
+        let Some((place, stat)) = self.look()? else {
+            return self.make(wanted);
+        };
+        match (FileType::from_raw_mode(stat.st_mode), wanted) {
+            (FileType::Symlink, _) => problem(PathProblem::Symlink),
+            (FileType::Directory, Wanted::Directory) if self.is_empty_directory(&place)? => {
+                Ok(place)
+            }
+            (FileType::Directory, Wanted::Directory) => problem(PathProblem::NotEmpty),
+            (_, Wanted::Directory) => problem(PathProblem::NotADirectory),
+            (FileType::RegularFile, Wanted::File) if stat.st_size == 0 => Ok(place),
+            (_, Wanted::File) => problem(PathProblem::NotAnEmptyFile),
+        }
+    }
+
+    fn make(&self, wanted: Wanted) -> Result<OwnedFd> {
+        match wanted {
+            Wanted::Directory => {
+                rustix::fs::mkdirat(
+                    &self.parent,
+                    &self.name,
+                    Mode::from_raw_mode(DIRECTORY_MODE),
+                )
+                .context("make the directory", &self.path)?;
+            }
+            Wanted::File => {
+                let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+                rustix::fs::openat(
+                    &self.parent,
+                    &self.name,
+                    flags,
+                    Mode::from_raw_mode(FILE_MODE),
+                )
+                .context("make the file", &self.path)?;
+            }
+        }
+        let place = mount::open_place(&self.parent, &self.name).context("open", &self.path)?;
+        // A filesystem without such attributes costs only that the empty place stays behind.
+        let _ = rustix::fs::setxattr(through(&place), MARK, b"1", XattrFlags::empty());
+        Ok(place)
+    }
+
+    fn is_empty_directory(&self, place: &OwnedFd) -> Result<bool> {
+        let mut entries = fs::read_dir(through(place)).context("list", &self.path)?;
+        Ok(entries.next().is_none())
+    }
+
+    /// Unmounts what is visible here; [`Error::Busy`] names who uses it.
+    pub(super) fn unmount(&self) -> Result<()> {
+        mount::unmount(&self.parent, &self.name).map_err(|errno| match errno {
+            Errno::BUSY => Error::Busy {
+                what: self.path.clone(),
+                holders: holders::of_mount(&self.path),
+            },
+            other => Error::Io {
+                action: "unmount",
+                path: self.path.clone(),
+                source: other.into(),
+            },
+        })
+    }
+
+    /// Removes the place if it was made here and holds nothing. Answers whether it did.
+    pub(super) fn remove_if_made_here(&self) -> Result<bool> {
+        let Some((place, stat)) = self.look()? else {
+            return Ok(false);
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let fits =
+            kind == FileType::Directory || (kind == FileType::RegularFile && stat.st_size == 0);
+        let mut mark = [0; 8];
+        if !fits || rustix::fs::getxattr(through(&place), MARK, &mut mark).is_err() {
+            return Ok(false);
+        }
+        let flags = match kind {
+            FileType::Directory => rustix::fs::AtFlags::REMOVEDIR,
+            _ => rustix::fs::AtFlags::empty(),
+        };
+        match rustix::fs::unlinkat(&self.parent, &self.name, flags) {
+            Ok(()) => Ok(true),
+            // Somebody has put something into it since; it is theirs now.
+            Err(Errno::NOTEMPTY | Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno).context("remove", &self.path),
+        }
+    }
+
+    /// The error for a place where something else is mounted.
+    pub(super) fn taken_by(&self, mount: &Mount) -> Error {
+        let mode = if mount.read_only() {
+            "read-only"
+        } else {
+            "writable"
+        };
+        let what = format!("{} from {} ({mode})", mount.fs_type, mount.source.display());
+        Error::UnusablePath {
+            path: self.path.clone(),
+            reason: PathProblem::OtherMount(what),
+        }
+    }
+}
+
+/// Answers the staging mount, which has to be of that device.
+pub(super) fn require_staged(staging: &Path, device: &Path) -> Result<Mount> {
+    let missing = || Error::NotStaged {
+        staging: staging.to_owned(),
+    };
+    let place = Place::find(staging)?.ok_or_else(missing)?;
+    let mount = place.mounted()?.ok_or_else(missing)?;
+    let number = number_of(device)?;
+    if mount.is_of(number) {
+        Ok(mount)
+    } else {
+        Err(place.taken_by(&mount))
+    }
+}
+
+/// The number of the block device at `device`.
+pub(super) fn number_of(device: &Path) -> Result<DeviceNumber> {
+    DeviceNumber::of_block_device(device)
+        .and_then(|number| number.ok_or_else(|| Errno::NOTBLK.into()))
+        .context("use as a block device", device)
+}
+
+/// A path to exactly the open file. Descriptors opened for their place alone take no other call.
+fn through(place: impl AsFd) -> PathBuf {
+    let number = place.as_fd().as_raw_fd();
+    Path::new(OsStr::new("/proc/self/fd")).join(number.to_string())
+}

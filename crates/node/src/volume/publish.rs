@@ -1,0 +1,188 @@
+//! Mounting a volume at its private place, and showing it to consumers.
+
+use std::path::Path;
+
+use rustix::fs::FileType;
+use trellis_api::step::{Step, reached};
+
+use super::place::{self, Place, Wanted};
+use crate::error::{Context, Error, Result};
+use crate::filesystem::FilesystemKind;
+use crate::sys::block::{self, DeviceNumber};
+use crate::sys::mount;
+
+/// What a consumer is to see at its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source<'a> {
+    /// The filesystem that is staged there.
+    Filesystem {
+        /// The private mount.
+        staging: &'a Path,
+    },
+    /// The device itself.
+    Block {
+        /// The device node.
+        device: &'a Path,
+    },
+}
+
+/// What [`publish`] and [`stage`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// It was there already, in the mode asked for.
+    AlreadyThere,
+    /// It was mounted now.
+    Mounted,
+    /// It was there, and was made read-only now: an earlier call was cut short.
+    MadeReadOnly,
+}
+
+impl FilesystemKind {
+    /// The options it is always mounted with: a copy of a volume has the identity of the original,
+    /// which xfs refuses unless told; ext stops writing when it finds itself damaged, as the others do.
+    const fn mount_options(self) -> &'static str {
+        match self {
+            FilesystemKind::Xfs => "nouuid",
+            FilesystemKind::Btrfs => "",
+            FilesystemKind::Ext4 | FilesystemKind::Ext3 => "errors=remount-ro",
+        }
+    }
+}
+
+/// Mounts the device's filesystem at the volume's private place, which is made if it is absent.
+pub fn stage(
+    device: &Path,
+    kind: FilesystemKind,
+    staging: &Path,
+    read_only: bool,
+) -> Result<Published> {
+    let number = place::number_of(device)?;
+    let place = Place::open(staging)?;
+    if let Some(found) = place.mounted()? {
+        let same = found.is_of(number) && found.read_only() == read_only;
+        return if same {
+            Ok(Published::AlreadyThere)
+        } else {
+            Err(place.taken_by(&found))
+        };
+    }
+    let target = place.prepare(Wanted::Directory)?;
+    mount::mount(
+        device,
+        &target,
+        kind.name(),
+        read_only,
+        kind.mount_options(),
+    )
+    .context("mount", device)?;
+    reached(Step::FilesystemMounted);
+    Ok(Published::Mounted)
+}
+
+/// Unmounts the private mount and removes its directory. Answers whether something was mounted.
+pub fn unstage(staging: &Path, device: Option<DeviceNumber>) -> Result<bool> {
+    let Some(place) = Place::find(staging)? else {
+        return Ok(false);
+    };
+    let was_mounted = match place.mounted()? {
+        Some(found) if device.is_some_and(|device| found.is_of(device)) => {
+            place.unmount()?;
+            reached(Step::FilesystemUnmounted);
+            true
+        }
+        Some(found) => return Err(place.taken_by(&found)),
+        None => false,
+    };
+    place.remove_if_made_here()?;
+    Ok(was_mounted)
+}
+
+/// Shows the volume at the consumer's path: a filesystem by a bind of its private mount, a device by
+/// a bind of its node onto a file. The path is made if it is absent; its parent has to exist. A path
+/// that is in use for anything else is an error, and nothing is changed.
+pub fn publish(source: Source<'_>, path: &Path, read_only: bool) -> Result<Published> {
+    let (origin, wanted) = match source {
+        Source::Filesystem { staging } => {
+            let staged = Place::open(staging)?;
+            if staged.mounted()?.is_none() {
+                return Err(Error::NotStaged {
+                    staging: staging.to_owned(),
+                });
+            }
+            (staging, Wanted::Directory)
+        }
+        Source::Block { device } => {
+            let node = block::open(device).context("open", device)?;
+            let writable = !block::read_only(&node).context("read the mode of", device)?;
+            if read_only && writable {
+                return Err(Error::DeviceWritable {
+                    device: device.to_owned(),
+                });
+            }
+            (device, Wanted::File)
+        }
+    };
+    let place = Place::open(path)?;
+    if let Some(found) = place.mounted()? {
+        let Some((at_path, stat)) = place.look()? else {
+            return Err(place.taken_by(&found));
+        };
+        let original = rustix::fs::stat(origin).context("look at", origin)?;
+        let same = match source {
+            Source::Filesystem { .. } => {
+                (stat.st_dev, stat.st_ino) == (original.st_dev, original.st_ino)
+            }
+            Source::Block { .. } => is_node(stat.st_mode) && stat.st_rdev == original.st_rdev,
+        };
+        return match (same, read_only, found.read_only(), source) {
+            (true, false, false, _)
+            | (true, true, true, _)
+            | (true, _, _, Source::Block { .. }) => Ok(Published::AlreadyThere),
+            (true, true, false, Source::Filesystem { .. }) => {
+                mount::set_read_only(&at_path).context("make read-only", path)?;
+                reached(Step::PathPublished);
+                Ok(Published::MadeReadOnly)
+            }
+            _ => Err(place.taken_by(&found)),
+        };
+    }
+    let target = place.prepare(wanted)?;
+    let bind_read_only = read_only && wanted == Wanted::Directory;
+    mount::bind(origin, &target, bind_read_only).context("publish at", path)?;
+    reached(Step::PathPublished);
+    Ok(Published::Mounted)
+}
+
+/// Takes the volume on that device from the consumer's path, and removes the path if publishing made
+/// it. `None` says that the volume has no device any more, so that nothing of it can be mounted.
+/// Answers whether something was unmounted; something else at the path is an error and stays.
+pub fn unpublish(path: &Path, device: Option<DeviceNumber>) -> Result<bool> {
+    let Some(place) = Place::find(path)? else {
+        return Ok(false);
+    };
+    let was_mounted = match place.mounted()? {
+        Some(found) => {
+            let node = place
+                .look()?
+                .map(|(_, stat)| stat)
+                .filter(|stat| is_node(stat.st_mode));
+            let ours = device.is_some_and(|device| {
+                found.is_of(device)
+                    || node.is_some_and(|stat| DeviceNumber::from_stat(stat.st_rdev) == device)
+            });
+            if !ours {
+                return Err(place.taken_by(&found));
+            }
+            place.unmount()?;
+            reached(Step::PathUnpublished);
+            true
+        }
+        None => false,
+    };
+    place.remove_if_made_here()?;
+    Ok(was_mounted)
+}
+
+fn is_node(mode: u32) -> bool {
+    FileType::from_raw_mode(mode) == FileType::BlockDevice
+}

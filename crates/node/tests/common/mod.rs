@@ -1,0 +1,192 @@
+//! A directory for one test that leaves nothing behind: no mount, no device, no file, also on panic.
+
+#![allow(dead_code, reason = "every test binary uses another part")]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::mount::UnmountFlags;
+use tempfile::TempDir;
+use trellis_api::Bytes;
+use trellis_node::filesystem::{FilesystemKind, Outcome};
+use trellis_node::sys::{loopdev, mountinfo};
+use trellis_node::volume::{self, AttachedDevice};
+
+pub struct Bench {
+    dir: TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Bench {
+        Bench {
+            dir: TempDir::with_prefix("trellis-node-").unwrap(),
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir(&path).unwrap();
+        path
+    }
+
+    /// A sparse file of that size.
+    pub fn file(&self, name: &str, size: Bytes) -> PathBuf {
+        let path = self.path(name);
+        set_size(&path, size);
+        path
+    }
+
+    /// A volume with a staged filesystem.
+    pub fn volume(&self, name: &str, kind: FilesystemKind, size: Bytes) -> Volume {
+        let backing = self.file(name, size);
+        let note = self.path(&format!("{name}.mkfs"));
+        let staging = self.path(&format!("{name}.mount"));
+        let device = volume::attach(&backing, false).unwrap();
+        volume::ensure_filesystem(&device.path, kind, &note).unwrap();
+        volume::stage(&device.path, kind, &staging, false).unwrap();
+        Volume {
+            backing,
+            staging,
+            device,
+            kind,
+        }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let root = self.dir.path();
+        for mount in mountinfo::read().unwrap_or_default().iter().rev() {
+            if mount.mount_point.starts_with(root) {
+                let _ = rustix::mount::unmount(&mount.mount_point, UnmountFlags::DETACH);
+            }
+        }
+        for device in loopdev::list().unwrap_or_default() {
+            if device.backing_hint.starts_with(root)
+                && let Ok(node) = File::open(&device.path)
+            {
+                let _ = loopdev::clear(&node);
+            }
+        }
+    }
+}
+
+pub struct Volume {
+    pub backing: PathBuf,
+    pub staging: PathBuf,
+    pub device: AttachedDevice,
+    pub kind: FilesystemKind,
+}
+
+impl Volume {
+    /// Raises file, device and filesystem.
+    pub fn grow(&self, to: Bytes) -> (Outcome, Outcome) {
+        set_size(&self.backing, to);
+        let device = volume::grow_device(&self.backing, to).unwrap();
+        let filesystem =
+            volume::grow_filesystem(self.kind, &self.staging, &self.device.path).unwrap();
+        (device, filesystem)
+    }
+
+    pub fn take_down(&self) {
+        volume::unstage(&self.staging, Some(self.device.number)).unwrap();
+        assert!(volume::detach(&self.backing).unwrap());
+    }
+}
+
+pub fn set_size(path: &Path, size: Bytes) {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .unwrap();
+    file.set_len(size.get()).unwrap();
+}
+
+/// Runs a program that has to succeed.
+pub fn run(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {output:?}"
+    );
+}
+
+pub fn installed(program: &str) -> bool {
+    ["/usr/sbin", "/sbin", "/usr/bin", "/bin"]
+        .iter()
+        .any(|dir| Path::new(dir).join(program).exists())
+}
+
+/// Checks the idle filesystem with its own program, changing nothing.
+pub fn check(kind: FilesystemKind, device: &Path) {
+    let device = device.to_str().unwrap();
+    match kind {
+        FilesystemKind::Xfs => run("xfs_repair", &["-n", device]),
+        FilesystemKind::Btrfs => run("btrfs", &["check", "--readonly", device]),
+        FilesystemKind::Ext4 | FilesystemKind::Ext3 => run("e2fsck", &["-fn", device]),
+    }
+}
+
+/// Writes blocks of a pseudo-random stream until the filesystem is full or `limit` is reached, and
+/// answers how much was written.
+pub fn fill(path: &Path, seed: u64, limit: u64) -> u64 {
+    let mut file = File::create(path).unwrap();
+    let mut written = 0;
+    let mut stream = Stream(seed);
+    let mut block = [0; 65_536];
+    while written < limit {
+        stream.fill(&mut block);
+        match file.write(&block) {
+            Ok(count) if count == block.len() => written += 65_536,
+            Ok(count) => {
+                written += u64::try_from(count).unwrap();
+                break;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    match file.sync_all() {
+        Err(error) if error.kind() != std::io::ErrorKind::StorageFull => panic!("{error}"),
+        _ => written,
+    }
+}
+
+/// Whether the file still has the stream of that seed.
+pub fn verify(path: &Path, seed: u64, length: u64) {
+    let mut file = File::open(path).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), length);
+    let mut stream = Stream(seed);
+    let (mut wanted, mut found) = ([0; 65_536], Vec::new());
+    let mut checked = 0;
+    while checked < length {
+        stream.fill(&mut wanted);
+        found.clear();
+        Read::by_ref(&mut file).take(65_536).read_to_end(&mut found).unwrap();
+        assert!(found == wanted[..found.len()], "changed at {checked}");
+        assert!(!found.is_empty());
+        checked += u64::try_from(found.len()).unwrap();
+    }
+}
+
+struct Stream(u64);
+
+impl Stream {
+    fn fill(&mut self, block: &mut [u8]) {
+        for chunk in block.chunks_mut(8) {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            chunk.copy_from_slice(&self.0.to_le_bytes());
+        }
+    }
+}

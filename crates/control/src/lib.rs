@@ -5,11 +5,14 @@
 //! and reports what it measured. Both look at the same caches ([`world`]) and know the store only as a
 //! `kube::Client`.
 
+pub mod agent;
+pub mod bootstrap;
 pub mod cache;
 pub mod claim;
 pub mod ledger;
 pub mod queue;
 pub mod record;
+pub mod run;
 pub mod view;
 pub mod world;
 pub mod write;

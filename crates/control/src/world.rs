@@ -4,7 +4,8 @@
 //! Everything is keyed by the name of a volume. A claim that has no volume yet already knows the name
 //! that its volume will have, so it has a key from the start.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
@@ -24,6 +25,13 @@ use crate::queue::Queue;
 /// How often everything is looked at again although nothing changed. Only a safety net: progress comes
 /// from events.
 const RESYNC: Duration = Duration::from_secs(600);
+
+/// How long a pool is left alone after a change before it is measured.
+const POOL_SETTLES: Duration = Duration::from_secs(1);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The caches.
 pub struct World {
@@ -47,6 +55,9 @@ pub struct World {
     pub attachments: Cache<Attachment>,
     /// Reservations on the pools.
     pub ledger: Ledger,
+    /// Names of pools that want to be measured.
+    pub pool_queue: Queue,
+    pools_to_measure: Mutex<HashSet<String>>,
     queues: Vec<Queue>,
 }
 
@@ -103,6 +114,8 @@ impl World {
                 Some(claim_group(&namespace, &attachment.spec.claim_name))
             }),
             ledger: Ledger::default(),
+            pool_queue: Queue::default(),
+            pools_to_measure: Mutex::default(),
             queues,
         }
     }
@@ -156,7 +169,7 @@ impl World {
         follow!(PersistentVolume, persistent_volumes, World::keys_of_named);
         follow!(StorageClass, classes, World::keys_of_class);
         follow!(Pod, pods, World::keys_of_pod);
-        follow!(Pool, pools, World::keys_of_pool);
+        follow!(Pool, pools, World::keys_of_pool, World::note_pool);
         follow!(Volume, volumes, World::keys_of_named);
         follow!(Target, targets, |_: &World, target: &Target| vec![
             target.spec.volume.clone()
@@ -175,6 +188,10 @@ impl World {
     pub async fn resync(self: Arc<Self>) {
         loop {
             tokio::time::sleep(RESYNC).await;
+            self.pools
+                .all()
+                .iter()
+                .for_each(|pool| self.pool_queue.push(&pool.name_any()));
             self.push_all();
         }
     }
@@ -222,6 +239,31 @@ impl World {
             .ledger
             .note(change.old.as_deref(), change.new.as_deref());
         woken.iter().for_each(|key| self.push(key));
+    }
+
+    /// A pool whose wish changed is measured again; one that only reports its own measurement is not.
+    fn note_pool(&self, change: &Changed<Pool>) {
+        let Some(new) = &change.new else { return };
+        let same = change.old.as_ref().is_some_and(|old| {
+            old.spec == new.spec && old.metadata.annotations == new.metadata.annotations
+        });
+        if !same {
+            self.pool_queue.push(&new.name_any());
+        }
+    }
+
+    /// Space on a pool was taken or given back: it is measured soon, once for many such changes.
+    pub fn pool_used(self: &Arc<Self>, pool: &str) {
+        let fresh = lock(&self.pools_to_measure).insert(pool.to_owned());
+        if !fresh {
+            return;
+        }
+        let (world, pool) = (self.clone(), pool.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(POOL_SETTLES).await;
+            lock(&world.pools_to_measure).remove(&pool);
+            world.pool_queue.push(&pool);
+        });
     }
 
     fn keys_of_claim(&self, claim: &PersistentVolumeClaim) -> Vec<String> {

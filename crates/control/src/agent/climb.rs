@@ -34,12 +34,18 @@ pub trait Climbable {
 
 /// Climbs as far as it goes, and answers the ladder as it was last measured. `before` is what was
 /// reported last time: a rung that did not change keeps its times.
-pub fn climb(subject: &dyn Climbable, goal: Bytes, before: &[RungStatus]) -> Result<Vec<RungStatus>, Hold> {
+pub fn climb(
+    subject: &dyn Climbable,
+    goal: Bytes,
+    before: &[RungStatus],
+) -> Result<Vec<RungStatus>, Hold> {
     let mut ladder = statuses(&subject.measure()?, before, &now());
     let raises_max = ladder.len() * RAISES_A_RUNG;
     for _ in 0..=raises_max {
         let observed: Vec<Observed> = ladder.iter().map(Observed::from).collect();
-        let Next::Raise { rung, to } = next_step(&observed, goal) else { break };
+        let Next::Raise { rung, to } = next_step(&observed, goal) else {
+            break;
+        };
         raise(subject, &mut ladder, rung, to);
         subject.climbed(&ladder);
     }
@@ -52,20 +58,34 @@ fn raise(subject: &dyn Climbable, ladder: &mut Vec<RungStatus>, rung: Rung, to: 
     let outcome = subject.raise(rung, to);
     let took_micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
     let at = now();
-    let from = ladder.iter().find(|each| each.rung == rung).map(|each| each.size).unwrap_or_default();
+    let from = ladder
+        .iter()
+        .find(|each| each.rung == rung)
+        .map(|each| each.size)
+        .unwrap_or_default();
     let measured = match subject.measure() {
         Ok(measured) => measured,
         Err(hold) => return put_hold(ladder, rung, hold),
     };
     *ladder = statuses(&measured, ladder, &at);
-    let Some(status) = ladder.iter_mut().find(|each| each.rung == rung) else { return };
+    let Some(status) = ladder.iter_mut().find(|each| each.rung == rung) else {
+        return;
+    };
     if status.size > from {
-        status.raised = Some(Raised { from, to: status.size, at, took_micros });
+        status.raised = Some(Raised {
+            from,
+            to: status.size,
+            at,
+            took_micros,
+        });
     }
     match outcome {
         Err(hold) => status.hold = Some(hold),
         Ok(()) if status.size < to && !status.full => {
-            let message = format!("The {rung} was raised to {to} and has {} when measured.", status.size);
+            let message = format!(
+                "The {rung} was raised to {to} and has {} when measured.",
+                status.size
+            );
             status.hold = Some(Hold::new(HoldReason::KernelRefused, message));
         }
         Ok(()) => {}
@@ -110,7 +130,11 @@ mod tests {
     impl Climbable for Model {
         fn measure(&self) -> Result<Vec<Measured>, Hold> {
             let sizes = self.sizes.borrow();
-            let rung = |(rung, size): &(Rung, u64)| Measured { rung: *rung, size: Bytes::gib(*size), full: false };
+            let rung = |(rung, size): &(Rung, u64)| Measured {
+                rung: *rung,
+                size: Bytes::gib(*size),
+                full: false,
+            };
             Ok(sizes.iter().map(rung).collect())
         }
 
@@ -120,7 +144,10 @@ mod tests {
             }
             if self.lazy != Some(rung) {
                 let mut sizes = self.sizes.borrow_mut();
-                let found = sizes.iter_mut().find(|(each, _)| *each == rung).expect("a known rung");
+                let found = sizes
+                    .iter_mut()
+                    .find(|(each, _)| *each == rung)
+                    .expect("a known rung");
                 found.1 = to.get() >> 30;
             }
             Ok(())
@@ -130,7 +157,11 @@ mod tests {
     }
 
     fn model(broken: Option<Rung>, lazy: Option<Rung>) -> Model {
-        Model { sizes: RefCell::new(vec![(Rung::Device, 1), (Rung::Filesystem, 1)]), broken, lazy }
+        Model {
+            sizes: RefCell::new(vec![(Rung::Device, 1), (Rung::Filesystem, 1)]),
+            broken,
+            lazy,
+        }
     }
 
     // Fails if a rung that could rise is left behind, or a raise is not recorded with both sizes.
@@ -148,7 +179,8 @@ mod tests {
     // Fails if success is reported from intent: a raise that says yes and does nothing must be held.
     #[test]
     fn a_raise_that_does_nothing_is_held_with_what_was_measured() {
-        let ladder = climb(&model(None, Some(Rung::Filesystem)), Bytes::gib(2), &[]).expect("measurable");
+        let ladder =
+            climb(&model(None, Some(Rung::Filesystem)), Bytes::gib(2), &[]).expect("measurable");
         assert_eq!(ladder[0].size, Bytes::gib(2));
         assert_eq!(ladder[1].size, Bytes::gib(1));
         let hold = ladder[1].hold.clone().expect("held");
@@ -158,8 +190,12 @@ mod tests {
     // Fails if a rung above a held one is raised.
     #[test]
     fn nothing_rises_above_a_held_rung() {
-        let ladder = climb(&model(Some(Rung::Device), None), Bytes::gib(2), &[]).expect("measurable");
-        assert_eq!(ladder[0].hold.as_ref().map(|hold| hold.reason), Some(HoldReason::KernelRefused));
+        let ladder =
+            climb(&model(Some(Rung::Device), None), Bytes::gib(2), &[]).expect("measurable");
+        assert_eq!(
+            ladder[0].hold.as_ref().map(|hold| hold.reason),
+            Some(HoldReason::KernelRefused)
+        );
         assert_eq!(ladder[1].size, Bytes::gib(1));
         assert_eq!(ladder[1].raised, None);
     }

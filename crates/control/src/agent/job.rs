@@ -61,12 +61,23 @@ pub struct UseJob {
 
 /// The work of `node` for the volume in `view`; `pool_of` finds a pool by its name.
 pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>) -> Job {
-    let mine: Vec<&Arc<Attachment>> =
-        view.attachments.iter().filter(|each| each.spec.node == node).collect();
-    let (endings, uses): (Vec<_>, Vec<_>) =
-        mine.into_iter().partition(|each| each.metadata.deletion_timestamp.is_some());
-    let uses: Vec<UseJob> = ordered(uses).into_iter().enumerate().map(|(index, each)| use_job(view, each, index)).collect();
-    let endings = endings.into_iter().map(|each| use_job(view, each, 0)).collect();
+    let mine: Vec<&Arc<Attachment>> = view
+        .attachments
+        .iter()
+        .filter(|each| each.spec.node == node)
+        .collect();
+    let (endings, uses): (Vec<_>, Vec<_>) = mine
+        .into_iter()
+        .partition(|each| each.metadata.deletion_timestamp.is_some());
+    let uses: Vec<UseJob> = ordered(uses)
+        .into_iter()
+        .enumerate()
+        .map(|(index, each)| use_job(view, each, index))
+        .collect();
+    let endings = endings
+        .into_iter()
+        .map(|each| use_job(view, each, 0))
+        .collect();
     let replica = view.replicas.iter().find(|each| each.spec.node == node);
     let replica = replica.and_then(|each| replica_job(each, pool_of));
     let staging = view.volume.as_ref().map(|volume| Stage {
@@ -76,8 +87,18 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
         mount_options: mount_options(view),
     });
-    let goal = view.volume.as_ref().map(|volume| volume.spec.capacity).unwrap_or_default();
-    Job { goal, replica, endings, uses, staging }
+    let goal = view
+        .volume
+        .as_ref()
+        .map(|volume| volume.spec.capacity)
+        .unwrap_or_default();
+    Job {
+        goal,
+        replica,
+        endings,
+        uses,
+        staging,
+    }
 }
 
 /// The oldest use comes first: it is the one that a claim for a single use goes to.
@@ -87,11 +108,18 @@ fn ordered(mut uses: Vec<&Arc<Attachment>>) -> Vec<&Arc<Attachment>> {
 }
 
 fn mount_options(view: &View) -> Vec<String> {
-    let spec = view.persistent_volume.as_ref().and_then(|each| each.spec.as_ref());
-    spec.and_then(|spec| spec.mount_options.clone()).unwrap_or_default()
+    let spec = view
+        .persistent_volume
+        .as_ref()
+        .and_then(|each| each.spec.as_ref());
+    spec.and_then(|spec| spec.mount_options.clone())
+        .unwrap_or_default()
 }
 
-fn replica_job(object: &Arc<Replica>, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>) -> Option<ReplicaJob> {
+fn replica_job(
+    object: &Arc<Replica>,
+    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
+) -> Option<ReplicaJob> {
     let pool = pool_of(&object.spec.pool)?;
     let place = ReplicaPlace {
         pool: PathBuf::from(&pool.spec.path),
@@ -100,13 +128,21 @@ fn replica_job(object: &Arc<Replica>, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>
         replica_id: object.spec.replica_id.clone(),
         thick: object.spec.thick,
     };
-    let measured = object.status.as_ref().and_then(|status| status.capacity).is_some();
+    let measured = object
+        .status
+        .as_ref()
+        .and_then(|status| status.capacity)
+        .is_some();
     let fate = match (object.metadata.deletion_timestamp.is_some(), measured) {
         (true, _) => Fate::Remove,
         (false, true) => Fate::Find,
         (false, false) => Fate::Make,
     };
-    Some(ReplicaJob { object: object.clone(), place, fate })
+    Some(ReplicaJob {
+        object: object.clone(),
+        place,
+        fate,
+    })
 }
 
 fn use_job(view: &View, object: &Arc<Attachment>, index: usize) -> UseJob {
@@ -122,18 +158,31 @@ fn use_job(view: &View, object: &Arc<Attachment>, index: usize) -> UseJob {
         read_only: object.spec.read_only || only_reads,
     };
     let bound = view.claim.as_ref().is_some_and(|claim| {
-        claim.status.as_ref().is_some_and(|status| status.phase.as_deref() == Some("Bound"))
+        claim
+            .status
+            .as_ref()
+            .is_some_and(|status| status.phase.as_deref() == Some("Bound"))
             && claim.metadata.deletion_timestamp.is_none()
     });
-    let attached = object.status.as_ref().is_some_and(|status| status.volume.is_some());
+    let attached = object
+        .status
+        .as_ref()
+        .is_some_and(|status| status.volume.is_some());
     let hold = if !bound && !attached {
         let message = format!("Claim {:?} is not bound.", object.spec.claim_name);
         Some(Hold::new(HoldReason::ClaimNotBound, message))
     } else if allows("ReadWriteOncePod") && index > 0 {
-        let message = format!("Claim {:?} allows a single use (ReadWriteOncePod).", object.spec.claim_name);
+        let message = format!(
+            "Claim {:?} allows a single use (ReadWriteOncePod).",
+            object.spec.claim_name
+        );
         Some(Hold::new(HoldReason::AccessModeUnsupported, message))
     } else {
         None
     };
-    UseJob { object: object.clone(), usage, hold }
+    UseJob {
+        object: object.clone(),
+        usage,
+        hold,
+    }
 }

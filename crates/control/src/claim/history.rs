@@ -32,7 +32,7 @@ pub fn succeeded(
     volume: &Volume,
     now: &MicroTime,
 ) -> Vec<GrowthRecord> {
-    let records = records(volume);
+    let records = with_called_off(records(volume), claim, volume, now);
     let Some(growth) = &volume.spec.growth else {
         return records;
     };
@@ -68,7 +68,9 @@ fn with_called_off(
     let Some(to) = wanted else { return records };
     let since = status::refused_since(claim);
     let known = records.iter().any(|record| {
-        let after = since.as_ref().is_none_or(|since| record.finished_at.0 >= since.0);
+        let after = since
+            .as_ref()
+            .is_none_or(|since| record.finished_at.0 >= since.0);
         record.result == GrowthResult::Cancelled && record.to == to && after
     });
     if known {

@@ -56,7 +56,9 @@ pub fn progress(claim: &PersistentVolumeClaim) -> Option<&str> {
 /// Since when the present request cannot be given.
 pub fn refused_since(claim: &PersistentVolumeClaim) -> Option<Time> {
     let conditions = claim.status.as_ref()?.conditions.as_ref()?;
-    let refused = conditions.iter().find(|each| each.type_ == "ControllerResizeError")?;
+    let refused = conditions
+        .iter()
+        .find(|each| each.type_ == "ControllerResizeError")?;
     refused.last_transition_time.clone()
 }
 

@@ -1,0 +1,179 @@
+//! Carries one node's work out: looks, works on a thread that may block, writes what was found.
+
+use std::sync::Arc;
+
+use kube::{Client, ResourceExt};
+use serde_json::json;
+use tokio::sync::mpsc;
+use trellis_api::kinds::{ATTACHMENT_FINALIZER, RungStatus};
+use trellis_api::step::{self, Step};
+use trellis_api::{Observed, Rung};
+
+use super::job::{Job, job};
+use super::machine::Machine;
+use super::report::{claim_write, early_writes, replica_writes, use_writes};
+use super::work::{Outcome, work};
+use crate::queue::{Queue, Run};
+use crate::record::Recorder;
+use crate::view::{View, now};
+use crate::world::World;
+use crate::write::{Object, Place, Write, Written, send};
+
+/// How many ladders may wait to be told early. One is told a raise.
+const EARLY_MAX: usize = 16;
+
+/// The agent of one node.
+pub struct Agent {
+    /// The node's name.
+    pub node: String,
+    /// The caches.
+    pub world: Arc<World>,
+    /// The store.
+    pub client: Client,
+    /// The machine.
+    pub machine: Arc<dyn Machine>,
+    /// Where events go.
+    pub recorder: Recorder,
+}
+
+/// Works on the volumes that `queue` names, for ever.
+pub async fn run(agent: Arc<Agent>, queue: Queue) {
+    loop {
+        let key = queue.next().await;
+        let run = agent.reconcile(&key).await;
+        queue.finish(&key, run);
+    }
+}
+
+impl Agent {
+    async fn reconcile(&self, key: &str) -> Run {
+        let view = View::gather(&self.world, key);
+        let job = job(&view, &self.node, &|name| self.world.pools.get("", name));
+        if job.replica.is_none() && job.uses.is_empty() && job.endings.is_empty() {
+            return Run::Done;
+        }
+        if let Some(writes) = missing_finalizers(&job) {
+            return self.write(key, writes, None).await;
+        }
+        let (view, job) = (Arc::new(view), Arc::new(job));
+        let Some(outcome) = self.work(&view, &job).await else {
+            return Run::Failed;
+        };
+        if outcome.pool_changed
+            && let Some(replica) = &job.replica
+        {
+            self.world.pool_used(&replica.object.spec.pool);
+        }
+        self.report(key, &view, &job, &outcome).await
+    }
+
+    /// Runs the blocking pass, and stores the lower rungs while the upper ones are still being raised.
+    async fn work(&self, view: &Arc<View>, job: &Arc<Job>) -> Option<Outcome> {
+        let (sender, mut ladders) = mpsc::channel::<Vec<RungStatus>>(EARLY_MAX);
+        let machine = self.machine.clone();
+        let blocking_job = job.clone();
+        let pass = tokio::task::spawn_blocking(move || {
+            let early = |ladder: &[RungStatus]| {
+                // Telling early is a courtesy; what does not fit is told at the end anyway.
+                let _ = sender.try_send(ladder.to_vec());
+            };
+            work(machine.as_ref(), &blocking_job, &early)
+        });
+        let mut told = false;
+        while let Some(ladder) = ladders.recv().await {
+            let served = ladder.iter().find(|each| each.rung == Rung::Volume);
+            if told || served.is_none_or(|rung| rung.size < job.goal) || ladder.len() < 3 {
+                continue;
+            }
+            told = true;
+            let writes = early_writes(view, job, &ladder, &now());
+            send(&self.client, &writes).await;
+        }
+        match pass.await {
+            Ok(outcome) => Some(outcome),
+            Err(error) => {
+                tracing::error!(%error, "a pass over a volume ended in a panic");
+                None
+            }
+        }
+    }
+
+    async fn report(&self, key: &str, view: &View, job: &Job, outcome: &Outcome) -> Run {
+        let now = now();
+        let replica = replica_writes(view, job, outcome, &now);
+        let uses = use_writes(view, job, outcome, &now);
+        let claim = claim_write(view, job, outcome, &now);
+        let step = match (&claim, uses.is_empty(), replica.is_empty()) {
+            (Some(_), _, _) if reached(job, outcome) => Some(Step::ClaimFinished),
+            (_, false, _) if outcome.stage.is_some() => Some(Step::AttachmentReported),
+            (_, _, false) => Some(Step::ReplicaReported),
+            _ => None,
+        };
+        let mut writes = replica;
+        writes.extend(uses);
+        if let Some((write, note)) = claim {
+            writes.push(write);
+            self.recorder.note(note);
+        }
+        let run = self.write(key, writes, step).await;
+        // A hold that time alone may lift (a busy path, a missing program) is tried again with pauses.
+        let held = outcome.lingering.iter().any(|_| true)
+            || outcome
+                .uses
+                .iter()
+                .any(|(each, hold)| hold.is_some() && each.hold.is_none())
+            || matches!(outcome.replica, Some(Err(_)))
+            || outcome.ladder.iter().any(|rung| rung.hold.is_some());
+        if held { Run::Failed } else { run }
+    }
+
+    async fn write(&self, key: &str, writes: Vec<Write>, step: Option<Step>) -> Run {
+        if writes.is_empty() {
+            return Run::Done;
+        }
+        let written = send(&self.client, &writes).await;
+        let mut run = Run::Done;
+        for outcome in &written {
+            if let Written::Failed(error) = outcome {
+                tracing::warn!(volume = key, %error, "a status could not be stored and will be again");
+                run = Run::Failed;
+            }
+        }
+        if let Some(step) = step.filter(|_| run == Run::Done) {
+            step::reached(step);
+        }
+        run
+    }
+}
+
+fn reached(job: &Job, outcome: &Outcome) -> bool {
+    let observed: Vec<Observed> = outcome.ladder.iter().map(Observed::from).collect();
+    trellis_api::next_step(&observed, job.goal) == trellis_api::Next::Reached
+}
+
+/// A use must not begin before its object is sure to stay until the use has ended.
+fn missing_finalizers(job: &Job) -> Option<Vec<Write>> {
+    let writes: Vec<Write> = job
+        .uses
+        .iter()
+        .filter(|each| {
+            !each
+                .object
+                .finalizers()
+                .iter()
+                .any(|name| name == ATTACHMENT_FINALIZER)
+        })
+        .map(|each| {
+            let mut finalizers = each.object.finalizers().to_vec();
+            finalizers.push(ATTACHMENT_FINALIZER.to_owned());
+            let namespace = each.object.namespace().unwrap_or_default();
+            let place = Place::within(Object::Attachment, namespace, each.object.name_any());
+            let body = json!({ "metadata": {
+                "finalizers": finalizers,
+                "resourceVersion": each.object.metadata.resource_version,
+            }});
+            Write::Patch(place, body)
+        })
+        .collect();
+    (!writes.is_empty()).then_some(writes)
+}

@@ -1,0 +1,365 @@
+//! What a pass found, as status of the stored objects. Only what is new is written.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use trellis_api::kinds::conditions::{Says, renew};
+use trellis_api::kinds::{
+    ATTACHMENT_FINALIZER, AttachmentPhase, AttachmentStatus, DATA_FINALIZER, Replica, ReplicaPhase,
+    ReplicaStatus, RungStatus, TargetStatus,
+};
+use trellis_api::{Bytes, Hold, Next, Observed, Rung, next_step};
+
+use super::job::{Job, UseJob};
+use super::work::Outcome;
+use crate::claim::plan::{Note, claim_place};
+use crate::claim::{provision, status};
+use crate::view::View;
+use crate::write::{Object, Place, Write};
+
+/// The replica's and the target's status, as far as the ladder is known.
+pub fn replica_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Vec<Write> {
+    let Some(replica) = &job.replica else {
+        return Vec::new();
+    };
+    let mut writes = Vec::new();
+    match &outcome.replica {
+        Some(Ok(found)) => {
+            let path = found.data.display().to_string();
+            writes.extend(measured(
+                view,
+                &replica.object,
+                &outcome.ladder,
+                job.goal,
+                Some(path),
+                outcome,
+                now,
+            ));
+        }
+        Some(Err(hold)) => writes.extend(refused(&replica.object, hold, now)),
+        None => {}
+    }
+    if outcome.removed {
+        writes.push(without_finalizer(
+            Place::named(Object::Replica, replica.object.name_any()),
+            replica.object.finalizers(),
+            DATA_FINALIZER,
+        ));
+    }
+    writes
+}
+
+/// The lower rungs, told while the upper ones are still being raised.
+pub fn early_writes(view: &View, job: &Job, ladder: &[RungStatus], now: &MicroTime) -> Vec<Write> {
+    let Some(replica) = &job.replica else {
+        return Vec::new();
+    };
+    measured(
+        view,
+        &replica.object,
+        ladder,
+        job.goal,
+        None,
+        &Outcome::default(),
+        now,
+    )
+}
+
+fn measured(
+    view: &View,
+    replica: &Replica,
+    ladder: &[RungStatus],
+    goal: Bytes,
+    path: Option<String>,
+    outcome: &Outcome,
+    now: &MicroTime,
+) -> Vec<Write> {
+    let rung = |wanted: Rung| ladder.iter().find(|each| each.rung == wanted).cloned();
+    let old = replica.status.clone().unwrap_or_default();
+    let mut writes = Vec::new();
+    if let Some(rung) = rung(Rung::Replica) {
+        let hold = rung.hold.clone();
+        let new = ReplicaStatus {
+            phase: ReplicaPhase::Ready,
+            capacity: Some(rung.size),
+            conditions: lower_conditions(
+                &old.conditions,
+                true,
+                rung.size,
+                goal,
+                hold.as_ref(),
+                now,
+            ),
+            rung: Some(rung),
+            path: path.or_else(|| old.path.clone()),
+            content: if outcome.stage.is_some() {
+                None
+            } else {
+                outcome.content.clone().or_else(|| old.content.clone())
+            },
+            hold,
+        };
+        let place = Place::named(Object::Replica, replica.name_any());
+        writes.extend(status_write(place, &old, &new));
+    }
+    if let (Some(rung), Some(target)) = (rung(Rung::Volume), &view.target) {
+        let old = target.status.clone().unwrap_or_default();
+        let hold = rung.hold.clone();
+        let mut conditions =
+            lower_conditions(&old.conditions, true, rung.size, goal, hold.as_ref(), now);
+        conditions.retain(|each| each.type_ == "Resizing");
+        let new = TargetStatus {
+            capacity: Some(rung.size),
+            rung: Some(rung),
+            conditions,
+        };
+        writes.extend(status_write(
+            Place::named(Object::Target, target.name_any()),
+            &old,
+            &new,
+        ));
+    }
+    writes
+}
+
+fn refused(replica: &Replica, hold: &Hold, now: &MicroTime) -> Option<Write> {
+    let old = replica.status.clone().unwrap_or_default();
+    let new = ReplicaStatus {
+        phase: if old.capacity.is_some() {
+            ReplicaPhase::Failed
+        } else {
+            ReplicaPhase::Pending
+        },
+        hold: Some(hold.clone()),
+        conditions: lower_conditions(
+            &old.conditions,
+            false,
+            Bytes::ZERO,
+            replica.spec.capacity,
+            Some(hold),
+            now,
+        ),
+        ..old.clone()
+    };
+    status_write(
+        Place::named(Object::Replica, replica.name_any()),
+        &old,
+        &new,
+    )
+}
+
+fn lower_conditions(
+    old: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition],
+    ready: bool,
+    size: Bytes,
+    goal: Bytes,
+    hold: Option<&Hold>,
+    now: &MicroTime,
+) -> Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
+    let behind = size < goal;
+    let why = hold.map_or(("Measured", ""), |hold| {
+        (hold.reason.code(), hold.message.as_str())
+    });
+    let resizing = match (behind, hold) {
+        (_, Some(_)) => why,
+        (true, None) => ("Growing", ""),
+        (false, None) => ("Reached", ""),
+    };
+    let says = [
+        Says {
+            kind: "Ready",
+            is_true: ready,
+            reason: if ready { "Measured" } else { why.0 },
+            message: if ready { "" } else { why.1 },
+        },
+        Says {
+            kind: "Resizing",
+            is_true: behind,
+            reason: resizing.0,
+            message: resizing.1,
+        },
+    ];
+    renew(old, &says, now)
+}
+
+/// The status of every use, and the finalizers of those that are over.
+pub fn use_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Vec<Write> {
+    let mut writes: Vec<Write> = Vec::new();
+    for object in &outcome.ended {
+        let place = Place::within(
+            Object::Attachment,
+            object.namespace().unwrap_or_default(),
+            object.name_any(),
+        );
+        writes.push(without_finalizer(
+            place,
+            object.finalizers(),
+            ATTACHMENT_FINALIZER,
+        ));
+    }
+    for (object, hold) in &outcome.lingering {
+        let old = object.status.clone().unwrap_or_default();
+        let new = AttachmentStatus {
+            phase: AttachmentPhase::Detaching,
+            hold: Some(hold.clone()),
+            ..old.clone()
+        };
+        let place = Place::within(
+            Object::Attachment,
+            object.namespace().unwrap_or_default(),
+            object.name_any(),
+        );
+        writes.extend(status_write(place, &old, &new));
+    }
+    for (each, hold) in &outcome.uses {
+        writes.extend(use_write(view, job, outcome, each, hold.as_ref(), now));
+    }
+    writes
+}
+
+fn use_write(
+    view: &View,
+    job: &Job,
+    outcome: &Outcome,
+    each: &UseJob,
+    hold: Option<&Hold>,
+    now: &MicroTime,
+) -> Option<Write> {
+    let old = each.object.status.clone().unwrap_or_default();
+    let attached = hold.is_none() && outcome.stage.is_some();
+    let rungs: Vec<RungStatus> = if attached {
+        outcome
+            .ladder
+            .iter()
+            .filter(|rung| rung.rung > Rung::Volume)
+            .cloned()
+            .collect()
+    } else {
+        Vec::new()
+    };
+    let reason = hold.map_or("Attached", |hold| hold.reason.code());
+    let message = hold.map_or("", |hold| hold.message.as_str());
+    let says = [Says {
+        kind: "Attached",
+        is_true: attached,
+        reason,
+        message,
+    }];
+    let new = AttachmentStatus {
+        phase: if attached {
+            AttachmentPhase::Attached
+        } else {
+            AttachmentPhase::Pending
+        },
+        volume: if attached {
+            Some(view.key.clone())
+        } else {
+            old.volume.clone()
+        },
+        via: attached.then(|| "local".to_owned()),
+        device: outcome
+            .stage
+            .as_ref()
+            .filter(|_| attached)
+            .map(|stage| stage.device.clone()),
+        filesystem: job
+            .staging
+            .as_ref()
+            .filter(|_| attached)
+            .and_then(|stage| stage.filesystem),
+        capacity: rungs.iter().map(|rung| rung.size).min(),
+        rungs,
+        usage: outcome
+            .stage
+            .as_ref()
+            .filter(|_| attached)
+            .and_then(|stage| stage.usage.clone()),
+        hold: hold.cloned(),
+        conditions: renew(&old.conditions, &says, now),
+    };
+    let place = Place::within(
+        Object::Attachment,
+        each.object.namespace().unwrap_or_default(),
+        each.object.name_any(),
+    );
+    // How full a volume is changes all the time; it is told along with something else, never alone.
+    let mut quiet = new.clone();
+    quiet.usage = old.usage.clone();
+    if quiet == old {
+        return None;
+    }
+    status_write(place, &old, &new)
+}
+
+/// The claim's status when all its rungs on this node are as they should be, or one is held. Like the
+/// kubelet, the node that sees the consumer's size is the one to report it.
+pub fn claim_write(
+    view: &View,
+    job: &Job,
+    outcome: &Outcome,
+    now: &MicroTime,
+) -> Option<(Write, Note)> {
+    let claim = view.claim.as_ref()?;
+    outcome.stage.as_ref()?;
+    let wanted = provision::goal(status::requested(claim)?).ok()?;
+    let bound = claim.status.as_ref()?.phase.as_deref() == Some("Bound");
+    if wanted > job.goal || !bound {
+        return None;
+    }
+    let observed: Vec<Observed> = outcome.ladder.iter().map(Observed::from).collect();
+    let (body, note) = match next_step(&observed, job.goal) {
+        Next::Reached => {
+            let device = outcome
+                .ladder
+                .iter()
+                .find(|each| each.rung == Rung::Device)?
+                .size;
+            let message = format!("MountVolume.NodeExpandVolume succeeded: {device}");
+            (
+                status::finished(claim, device),
+                Note::normal(claim, "FileSystemResizeSuccessful", message),
+            )
+        }
+        Next::Held { rung, .. } => {
+            let hold = outcome
+                .ladder
+                .iter()
+                .find(|each| each.rung == rung)?
+                .hold
+                .clone()?;
+            let body = if hold.reason == trellis_api::HoldReason::ReadOnly {
+                status::filesystem_pending(claim, job.goal, &hold, now)
+            } else {
+                status::node_held(claim, job.goal, &hold, now)
+            };
+            (body, Note::held(claim, "FileSystemResizeFailed", &hold))
+        }
+        Next::Raise { .. } => return None,
+    };
+    let grown = status::reported(claim) != Some(job.goal) || status::progress(claim).is_some();
+    let held = matches!(next_step(&observed, job.goal), Next::Held { .. });
+    if (!grown && !held) || !status::changes(claim, &body) {
+        return None;
+    }
+    Some((Write::PatchStatus(claim_place(claim), body), note))
+}
+
+fn without_finalizer(place: Place, finalizers: &[String], done: &str) -> Write {
+    let kept: Vec<&String> = finalizers.iter().filter(|each| *each != done).collect();
+    Write::Patch(place, json!({ "metadata": { "finalizers": kept } }))
+}
+
+/// A status patch that turns `old` into `new`: fields that are gone are set to null, since a merge keeps
+/// what it is not told of.
+fn status_write<S: serde::Serialize + PartialEq>(place: Place, old: &S, new: &S) -> Option<Write> {
+    if old == new {
+        return None;
+    }
+    let (old, mut body) = (json!(old), json!(new));
+    if let (Value::Object(old), Value::Object(fields)) = (old, &mut body) {
+        for field in old.keys() {
+            fields.entry(field.clone()).or_insert(Value::Null);
+        }
+    }
+    Some(Write::PatchStatus(place, json!({ "status": body })))
+}

@@ -1,0 +1,53 @@
+//! Starts the controllers and the agent of one process.
+
+use std::sync::Arc;
+
+use kube::Client;
+use tokio::task::JoinSet;
+
+use crate::agent::machine::Machine;
+use crate::agent::{self, Agent};
+use crate::claim;
+use crate::queue::Queue;
+use crate::record::Recorder;
+use crate::world::World;
+
+/// How many volumes are planned at the same time.
+const PLANNERS: usize = 4;
+/// How many volumes are worked on at the same time on this node.
+const WORKERS: usize = 8;
+
+/// Starts everything. The tasks run until the set is dropped; the call answers when every cache has seen
+/// its first listing, and only from then on is anything decided.
+pub async fn start(client: Client, node: String, machine: Arc<dyn Machine>) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let (claims, volumes) = (Queue::default(), Queue::default());
+    let world = Arc::new(World::new(vec![claims.clone(), volumes.clone()]));
+    let (recorder, recording) = Recorder::new(client.clone(), node.clone());
+    tasks.spawn(recording);
+    for mut listed in world.watch(&client, &mut tasks) {
+        // A watch that ends before its first listing ends with the process.
+        let _ = listed.wait_for(|listed| *listed).await;
+    }
+    for _ in 0..PLANNERS {
+        tasks.spawn(claim::run(
+            world.clone(),
+            client.clone(),
+            claims.clone(),
+            recorder.clone(),
+        ));
+    }
+    let agent = Arc::new(Agent {
+        node,
+        world: world.clone(),
+        client,
+        machine,
+        recorder,
+    });
+    for _ in 0..WORKERS {
+        tasks.spawn(agent::run(agent.clone(), volumes.clone()));
+    }
+    tasks.spawn(agent::run_pools(agent, world.pool_queue.clone()));
+    tasks.spawn(world.resync());
+    tasks
+}

@@ -54,15 +54,14 @@ pub(super) fn of(kinds: &[&Kind]) -> Map<String, Value> {
         schemas.insert(list_name(kind), list(kind));
         schemas.insert(name, schema);
     }
+    mark_keyed_list(&mut schemas, OBJECT_META, "ownerReferences", &["uid"]);
+    if let Some(finalizers) = property(&mut schemas, OBJECT_META, "finalizers") {
+        finalizers["x-kubernetes-list-type"] = json!("set");
+        finalizers["x-kubernetes-patch-strategy"] = json!("merge");
+    }
     for kind in kinds {
         for (path, keys) in kind.keyed_lists {
-            let list = property(&mut schemas, &component_name(kind), path);
-            if let Some(list) = list.filter(|list| list["type"] == "array") {
-                list["x-kubernetes-list-type"] = json!("map");
-                list["x-kubernetes-list-map-keys"] = json!(keys);
-                list["x-kubernetes-patch-strategy"] = json!("merge");
-                list["x-kubernetes-patch-merge-key"] = json!(keys.first());
-            }
+            mark_keyed_list(&mut schemas, &component_name(kind), path, keys);
         }
         for path in kind.atomic_maps {
             if let Some(map) = property(&mut schemas, &component_name(kind), path) {
@@ -237,6 +236,17 @@ fn join_enum_alternatives(schema: &mut Map<String, Value>) {
     schema.remove("oneOf");
     schema.insert("type".to_owned(), json!("string"));
     schema.insert("enum".to_owned(), json!(values));
+}
+
+/// Puts the merge keys on a list, so that kubectl merges by the keys by which the server merges.
+fn mark_keyed_list(schemas: &mut Map<String, Value>, component: &str, path: &str, keys: &[&str]) {
+    let list = property(schemas, component, path);
+    if let Some(list) = list.filter(|list| list["type"] == "array") {
+        list["x-kubernetes-list-type"] = json!("map");
+        list["x-kubernetes-list-map-keys"] = json!(keys);
+        list["x-kubernetes-patch-strategy"] = json!("merge");
+        list["x-kubernetes-patch-merge-key"] = json!(keys.first());
+    }
 }
 
 /// The schema of the field at a path with dots, wherever references and lists on the way lead.

@@ -147,7 +147,10 @@ fn our_kinds_print_what_was_asked_for_and_what_was_measured() {
 fn a_row_carries_of_its_object_what_the_client_asked_for() {
     // Fails when kubectl cannot find the namespace of a row, or when a whole object travels unasked.
     let object = json!({"metadata": {"name": "a", "namespace": "default"}, "spec": {"big": true}});
-    let row = |include| render(kind("configmaps"), &[object.clone()], json!({}), include, now())["rows"][0]["object"].clone();
+    let row = |include| {
+        let objects = std::slice::from_ref(&object);
+        render(kind("configmaps"), objects, json!({}), include, now())["rows"][0]["object"].clone()
+    };
     assert_eq!(
         row(IncludeObject::Metadata),
         json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]}),

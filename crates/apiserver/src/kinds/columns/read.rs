@@ -61,29 +61,31 @@ fn human_duration(seconds: i64) -> String {
     const DAY: i64 = 24 * HOUR;
     const YEAR: i64 = 365 * DAY;
     const AHEAD_SECONDS_MAX: i64 = 1;
-    // Below each limit: the unit that counts, and whether the next smaller unit is shown beside it.
-    const LADDER: [(i64, i64, &str, Option<(i64, &str)>); 9] = [
-        (2 * MINUTE, 1, "s", None),
-        (10 * MINUTE, MINUTE, "m", Some((1, "s"))),
-        (3 * HOUR, MINUTE, "m", None),
-        (8 * HOUR, HOUR, "h", Some((MINUTE, "m"))),
-        (2 * DAY, HOUR, "h", None),
-        (8 * DAY, DAY, "d", Some((HOUR, "h"))),
-        (2 * YEAR, DAY, "d", None),
-        (8 * YEAR, YEAR, "y", Some((DAY, "d"))),
-        (i64::MAX, YEAR, "y", None),
+    const UNITS: [(i64, &str); 5] = [(1, "s"), (MINUTE, "m"), (HOUR, "h"), (DAY, "d"), (YEAR, "y")];
+    // Below each limit: the unit that counts, and whether the next smaller one is shown beside it.
+    const LIMITS: [(i64, usize, bool); 9] = [
+        (2 * MINUTE, 0, false),
+        (10 * MINUTE, 1, true),
+        (3 * HOUR, 1, false),
+        (8 * HOUR, 2, true),
+        (2 * DAY, 2, false),
+        (8 * DAY, 3, true),
+        (2 * YEAR, 3, false),
+        (8 * YEAR, 4, true),
+        (i64::MAX, 4, false),
     ];
     if seconds < -AHEAD_SECONDS_MAX {
         return "<invalid>".to_owned();
     }
     let seconds = seconds.max(0);
-    let (_, unit, suffix, smaller) =
-        LADDER.iter().find(|(below, ..)| seconds < *below).unwrap_or(&LADDER[LADDER.len() - 1]);
-    let mut shown = format!("{}{suffix}", seconds / unit);
-    if let Some((small_unit, small_suffix)) = smaller {
-        let rest = seconds % unit / small_unit;
+    let (_, at, with_smaller) = LIMITS.into_iter().find(|(below, ..)| seconds < *below).unwrap_or(LIMITS[8]);
+    let (unit, suffix) = UNITS[at];
+    let shown = format!("{}{suffix}", seconds / unit);
+    if with_smaller {
+        let (smaller, suffix) = UNITS[at - 1];
+        let rest = seconds % unit / smaller;
         if rest != 0 {
-            shown.push_str(&format!("{rest}{small_suffix}"));
+            return format!("{shown}{rest}{suffix}");
         }
     }
     shown

@@ -8,6 +8,8 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+
 use crate::sys::block::DeviceNumber;
 use crate::sys::mountinfo;
 
@@ -66,7 +68,8 @@ pub(crate) fn of_mount(mount_point: &Path) -> Vec<Holder> {
     search(|path| path.starts_with(mount_point), None)
 }
 
-/// Processes that have the device open, or have its filesystem mounted in a namespace of their own.
+/// Processes that have the device or a file on it open, or have its filesystem mounted in a namespace
+/// of their own.
 pub(crate) fn of_device(node: &Path, device: DeviceNumber) -> Vec<Holder> {
     search(|path| path == node, Some(device))
 }
@@ -85,7 +88,7 @@ fn search(is_held: impl Fn(&Path) -> bool, device: Option<DeviceNumber>) -> Vec<
         .take(PROCESSES_MAX);
     for pid in pids {
         let process = PathBuf::from(format!("/proc/{pid}"));
-        let held = held_file(&process, &is_held, &mut files_left)
+        let held = held_file(&process, &is_held, device, &mut files_left)
             .map(Hold::File)
             .or_else(|| {
                 let namespace = fs::read_link(process.join("ns/mnt")).ok()?;
@@ -113,6 +116,7 @@ fn search(is_held: impl Fn(&Path) -> bool, device: Option<DeviceNumber>) -> Vec<
 fn held_file(
     process: &Path,
     is_held: &impl Fn(&Path) -> bool,
+    device: Option<DeviceNumber>,
     files_left: &mut usize,
 ) -> Option<PathBuf> {
     let places = ["cwd", "root"].map(|name| process.join(name));
@@ -123,13 +127,23 @@ fn held_file(
         .map(|entry| entry.path());
     for link in places.into_iter().chain(open_files) {
         *files_left = files_left.checked_sub(1)?;
-        // The links are read and not followed: a file on a dead server must not hang the search.
-        match fs::read_link(link) {
+        match fs::read_link(&link) {
             Ok(path) if is_held(&path) => return Some(path),
+            Ok(path) if device.is_some() && file_device(&link) == device => return Some(path),
             _ => {}
         }
     }
     None
+}
+
+/// The device that an open file is on, from what the kernel knows already: a file on a dead server
+/// must not hang the search.
+fn file_device(link: &Path) -> Option<DeviceNumber> {
+    let known = rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).ok()?;
+    Some(DeviceNumber {
+        major: known.stx_dev_major,
+        minor: known.stx_dev_minor,
+    })
 }
 
 fn held_mount(process: &Path, device: DeviceNumber) -> Option<PathBuf> {

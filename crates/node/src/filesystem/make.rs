@@ -51,17 +51,7 @@ impl FilesystemKind {
 /// first. `overwrite` lets the program replace what it finds; without it xfs and btrfs look once more
 /// themselves.
 pub fn make(kind: FilesystemKind, device: &Path, uuid: Uuid, overwrite: bool) -> Result<Geometry> {
-    let node = block::open(device).context("open", device)?;
-    let size = block::size(&node).context("read the size of", device)?;
-    drop(node);
-    if size < kind.size_min() {
-        return Err(Error::TooSmall {
-            device: device.to_owned(),
-            size,
-            kind,
-            minimum: kind.size_min(),
-        });
-    }
+    let size = require_size(kind, device)?;
     let mut arguments = kind.make_arguments(size, uuid);
     if overwrite {
         arguments.push(
@@ -84,4 +74,20 @@ pub fn make(kind: FilesystemKind, device: &Path, uuid: Uuid, overwrite: bool) ->
         });
     }
     Ok(made)
+}
+
+/// The device's size, which has to be enough for the filesystem.
+pub(crate) fn require_size(kind: FilesystemKind, device: &Path) -> Result<Bytes> {
+    let node = block::open(device).context("open", device)?;
+    let size = block::size(&node).context("read the size of", device)?;
+    let minimum = kind.size_min();
+    if size < minimum {
+        return Err(Error::TooSmall {
+            device: device.to_owned(),
+            size,
+            kind,
+            minimum,
+        });
+    }
+    Ok(size)
 }

@@ -36,6 +36,7 @@ use crate::sys::block;
 pub use btrfs::BtrfsGeometry;
 pub use ext::ExtGeometry;
 pub use make::make;
+pub(crate) use make::require_size;
 pub use xfs::XfsGeometry;
 
 /// A filesystem that Trellis makes and grows.

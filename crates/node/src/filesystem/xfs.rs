@@ -21,6 +21,9 @@ pub(super) const MAGIC: &[u8; 4] = b"XFSB";
 const LAST_GROUP_BLOCKS_MIN: u64 = 64;
 /// The largest allocation group (`XFS_AG_MAX_BYTES`).
 const GROUP_BYTES_MAX: u64 = 1 << 40;
+/// A device of four such groups or more is made of four groups, as mkfs.xfs would do: groups are also
+/// what lets several writers allocate at once, and a thousandfold of them is few enough.
+const GROUP_BYTES_ENOUGH: u64 = 64 << 30;
 /// The smallest allocation group that mkfs.xfs makes.
 const GROUP_BYTES_MIN: u64 = 16 << 20;
 /// The log is fixed for life as well; this is the smallest that mkfs.xfs makes for such devices.
@@ -145,9 +148,10 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<XfsGeometry>> {
 /// which holds the second superblock, needs at least. The second group is filled up by the first
 /// growth. The log has to be in the first group then. `docs/filesystems.md` has the measurement.
 pub(super) fn make_arguments(device_size: Bytes, uuid: Uuid) -> Vec<String> {
-    let group = (device_size.get().saturating_sub(GROUP_BYTES_MIN) / GROUP_ROUNDING
-        * GROUP_ROUNDING)
-        .clamp(GROUP_BYTES_MIN, GROUP_BYTES_MAX - GROUP_ROUNDING);
+    let size = device_size.get();
+    let nearly_all = size.saturating_sub(GROUP_BYTES_MIN);
+    let group = nearly_all.min(GROUP_BYTES_ENOUGH.max(size / 4)) / GROUP_ROUNDING * GROUP_ROUNDING;
+    let group = group.clamp(GROUP_BYTES_MIN, GROUP_BYTES_MAX - GROUP_ROUNDING);
     let log = (device_size.get() / LOG_SHARE / GROUP_ROUNDING * GROUP_ROUNDING)
         .clamp(LOG_BYTES_MIN, LOG_BYTES_MAX);
     [

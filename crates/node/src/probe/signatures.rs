@@ -161,13 +161,10 @@ fn filesystem(windows: &Windows) -> Option<Content> {
             Some((None, _)) => return Some(known("an ext2 filesystem")),
             None => return Some(torn("a damaged ext superblock")),
         }
-    } else if let Some(found) = windows
-        .get(superblock::BTRFS_OFFSET, superblock::BTRFS_BYTES)
-        .and_then(superblock::btrfs)
-    {
-        found
     } else {
-        return None;
+        windows
+            .get(superblock::BTRFS_OFFSET, superblock::BTRFS_BYTES)
+            .and_then(superblock::btrfs)?
     };
     let beyond = at_the_end(windows)
         .find(|(offset, bytes, _)| *offset >= geometry.size().get() && windows.has(*offset, bytes));

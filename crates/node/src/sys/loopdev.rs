@@ -199,7 +199,14 @@ pub fn list() -> Result<Vec<LoopDevice>> {
 pub fn status_of(path: &Path) -> Result<Option<LoopDevice>> {
     let device = match block::open(path) {
         Ok(device) => device,
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => return Ok(None),
+        Err(error)
+            if matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::NXIO | Errno::NOENT)
+            ) =>
+        {
+            return Ok(None);
+        }
         Err(error) => return Err(error).context("open", path),
     };
     let info = match get_status(&device) {
@@ -340,11 +347,19 @@ fn find_by_file(file: &File, backing: &Path) -> Result<Option<LoopDevice>> {
 fn find_by_identity(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Option<LoopDevice>> {
     let mut candidates = configured()?;
     candidates.sort_by_key(|(_, backing)| backing != hint);
-    for (path, _) in candidates {
-        if let Some(found) = status_of(&path)?
-            && found.backing_device == device
-            && found.backing_inode == inode
-        {
+    for (path, backing) in candidates {
+        let found = match status_of(&path) {
+            Ok(Some(found)) => found,
+            Ok(None) => continue,
+            // The kernel asks the backing filesystem for the file's identity. A dead server behind
+            // somebody else's device is no reason to fail here.
+            Err(error) if backing != hint => {
+                tracing::debug!(device = %path.display(), %error, "passed over");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if found.backing_device == device && found.backing_inode == inode {
             return Ok(Some(found));
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
@@ -76,6 +76,17 @@ pub fn open_place(parent: impl AsFd, name: &std::ffi::OsStr) -> rustix::io::Resu
         OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
         Mode::empty(),
     )
+}
+
+/// The number, as in mountinfo, of the mount whose root `place` is; `None` if it is not a root.
+///
+/// This asks the kernel about the very place that was opened. Comparing paths with mountinfo would
+/// also find a mount that another one hides.
+pub fn root_mount_id(place: impl AsFd) -> rustix::io::Result<Option<u64>> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let answer = rustix::fs::statx(place, "", flags, StatxFlags::MNT_ID)?;
+    let is_root = answer.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    Ok(is_root.then_some(answer.stx_mnt_id))
 }
 
 /// The path of an open descriptor's file as the kernel names it now.

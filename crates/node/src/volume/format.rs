@@ -59,6 +59,8 @@ pub fn ensure_filesystem(device: &Path, kind: FilesystemKind, note: &Path) -> Re
             })
         }
         Content::Empty => {
+            // Before the note: what mkfs will refuse anyway leaves no trace.
+            filesystem::require_size(kind, device)?;
             let uuid = Uuid::new_v4();
             write_note(note, uuid)?;
             finish(device, kind, uuid, note, false)

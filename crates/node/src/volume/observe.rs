@@ -81,9 +81,12 @@ pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
             publications: Vec::new(),
         });
     };
-    let staging_path = Place::find(staging)?.map(|place| place.path);
+    let staging_mount = match Place::find(staging)? {
+        Some(place) => place.mounted()?.map(|mount| mount.id),
+        None => None,
+    };
     let mounts = mountinfo::read()?;
-    let is_staging = |mount: &Mount| Some(&mount.mount_point) == staging_path.as_ref();
+    let is_staging = |mount: &Mount| Some(mount.id) == staging_mount;
     let staged = mountinfo::of(&mounts, device.number).find(|mount| is_staging(mount));
     let filesystem = match staged {
         Some(mount) => mounted_geometry(mount, &device.path)?,

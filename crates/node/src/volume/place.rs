@@ -85,7 +85,13 @@ impl Place {
 
     /// The mount that is visible here, if this is a mount point.
     pub(super) fn mounted(&self) -> Result<Option<Mount>> {
-        Ok(mountinfo::at(&mountinfo::read()?, &self.path).cloned())
+        let Some((place, _)) = self.look()? else {
+            return Ok(None);
+        };
+        let Some(id) = mount::root_mount_id(&place).context("look at", &self.path)? else {
+            return Ok(None);
+        };
+        Ok(mountinfo::read()?.into_iter().find(|mount| mount.id == id))
     }
 
     /// A descriptor to mount on: what is there if it fits, or made anew and marked. Nothing that is
@@ -160,6 +166,10 @@ impl Place {
     }
 
     /// Removes the place if it was made here and holds nothing. Answers whether it did.
+    ///
+    /// Removing a directory makes the kernel drop the mounts that copies of this mount namespace have
+    /// on it, so that a container that was started meanwhile does not pin the volume for life; one
+    /// that has files of it open keeps them, and the device stays busy.
     pub(super) fn remove_if_made_here(&self) -> Result<bool> {
         let Some((place, stat)) = self.look()? else {
             return Ok(false);

@@ -12,7 +12,7 @@ use common::small::Small;
 use common::*;
 use trellis_api::Bytes;
 use trellis_engine::Error;
-use trellis_engine::replica::{Outcome, Pool, Provisioning::*, Replica, check};
+use trellis_engine::replica::{Outcome, Pool, Provisioning::*, Replica, Severity, check};
 
 /// Writes until there is not one block left.
 fn fill_up(dir: &Path) {
@@ -98,6 +98,46 @@ fn a_full_pool_still_grows_thin(small: &Small) {
     assert_eq!(read_block(&replica.data_path(), 255), [5; 4096]);
     assert_eq!(read_block(&replica.data_path(), 256), [0; 4096]);
     assert!(check(&small.path()).findings.is_empty());
+}
+
+fn a_flaw_that_a_full_pool_cannot_repair_keeps_nobody_from_the_bytes(small: &Small) {
+    let pool = Pool::open(&small.path()).unwrap();
+    let replica = pool.create(NAME, identity(1), Bytes::MIB, Thin).unwrap();
+    fill_block(&replica.data_path(), 200, 5);
+    drop(replica);
+    set_length(&replica_dir(&small.path()).join("superblock.a"), 0);
+    fill_up(&small.path());
+    let replica = pool.open_replica(NAME).unwrap();
+    assert_eq!(replica.measure().unwrap().size(), Bytes::MIB);
+    assert_eq!(read_block(&replica.data_path(), 200), [5; 4096]);
+    // A growth would have only one superblock to rest on, so that it must fail and change nothing.
+    assert!(matches!(
+        replica.grow(Bytes::mib(2), Thin),
+        Err(Error::Io { .. })
+    ));
+    assert_eq!(replica.measure().unwrap().size(), Bytes::MIB);
+    assert_eq!(check(&small.path()).worst(), Some(Severity::Healable));
+
+    fs::remove_file(small.path().join("ballast")).unwrap();
+    replica.grow(Bytes::mib(3), Thin).unwrap();
+    drop((pool, replica));
+    assert_eq!(
+        reopen(&small.path()).measure().unwrap().size(),
+        Bytes::mib(3)
+    );
+    assert!(check(&small.path()).findings.is_empty());
+}
+
+#[test]
+fn a_flaw_that_a_full_pool_cannot_repair_keeps_nobody_from_the_bytes_on_tmpfs() {
+    // Fails if a full pool turns a flaw that costs nothing into a volume that does not open.
+    a_flaw_that_a_full_pool_cannot_repair_keeps_nobody_from_the_bytes(&Small::tmpfs());
+}
+
+#[test]
+fn a_flaw_that_a_full_pool_cannot_repair_keeps_nobody_from_the_bytes_on_ext4() {
+    // Fails if a full pool turns a flaw that costs nothing into a volume that does not open.
+    a_flaw_that_a_full_pool_cannot_repair_keeps_nobody_from_the_bytes(&Small::ext4());
 }
 
 #[test]

@@ -7,7 +7,6 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
 use common::*;
-
 use trellis_api::Bytes;
 use trellis_engine::Error;
 use trellis_engine::replica::{
@@ -296,6 +295,25 @@ fn leftovers_are_cleaned_and_strangers_are_left_alone() {
         report.findings.as_slice(),
         [Finding::Stranger { .. }]
     ));
+}
+
+#[test]
+fn leftovers_of_work_that_failed_are_not_in_the_way_of_its_repetition() {
+    // Fails if a creation or removal that could not clean up after itself blocks its name for good.
+    let home = grown_pool();
+    let pool = Pool::open(home.path()).unwrap();
+    for leftover in [format!(".making-{NAME}"), format!(".removing-{NAME}")] {
+        let path = home.path().join("replicas").join(leftover);
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("data"), "x").unwrap();
+    }
+    pool.remove(NAME).unwrap();
+    let making = home.path().join("replicas").join(format!(".making-{NAME}"));
+    fs::create_dir(&making).unwrap();
+    fs::write(making.join("data"), "x").unwrap();
+    let replica = pool.create(NAME, identity(1), blocks(1), Thin).unwrap();
+    assert_eq!(read_block(&replica.data_path(), 0), [0; 4096]);
+    assert!(check(home.path()).findings.is_empty());
 }
 
 #[test]

@@ -84,7 +84,11 @@ impl Pair {
             committed,
             superblock,
         };
-        pair.settle(dir, replica, &slots[committed.other().index()])?;
+        // One good superblock is enough to serve the bytes. Where the other cannot be rewritten, for
+        // lack of space or by a flaw of the disk, it is tried again by the next growth or opening.
+        if let Err(error) = pair.settle(dir, replica, &slots[committed.other().index()]) {
+            tracing::warn!(replica, "a superblock could not be repaired: {error}");
+        }
         Ok(pair)
     }
 
@@ -96,25 +100,23 @@ impl Pair {
         other: &std::result::Result<Superblock, Fault>,
     ) -> Result<()> {
         let slot = self.committed.other();
-        match other {
-            Ok(superblock) if *superblock == self.superblock => return Ok(()),
-            Ok(_) => tracing::debug!(
-                replica,
-                slot = slot.file_name(),
-                "brought a superblock up to date"
-            ),
-            Err(fault) => tracing::warn!(
+        if *other == Ok(self.superblock) {
+            return Ok(());
+        }
+        self.write(slot, &self.superblock)?;
+        self.sync(slot)?;
+        // The file may be new.
+        dir.sync()?;
+        if let Err(fault) = other {
+            tracing::warn!(
                 replica,
                 size = %self.superblock.size,
                 "{} {fault}; it was rewritten from {}",
                 self.path(slot).display(),
                 self.path(self.committed).display(),
-            ),
+            );
         }
-        self.write(slot, &self.superblock)?;
-        self.sync(slot)?;
-        // The file may be new.
-        dir.sync()
+        Ok(())
     }
 
     /// Makes `next` the superblock that counts. Durable when this returns, by one sync.

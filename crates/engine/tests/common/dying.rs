@@ -8,11 +8,14 @@ use trellis_api::step::{Step, install_hook};
 
 use super::{Files, snapshot};
 
+/// The steps that were taken, with the files at each.
+pub(crate) type Record = Vec<(Step, Files)>;
+
 thread_local! {
     /// How many more steps this thread takes before it dies.
     static STEPS_LEFT: Cell<Option<usize>> = const { Cell::new(None) };
     /// The directory to record, and what was recorded.
-    static RECORD: RefCell<Option<(PathBuf, Vec<(Step, Files)>)>> = const { RefCell::new(None) };
+    static RECORD: RefCell<Option<(PathBuf, Record)>> = const { RefCell::new(None) };
 }
 
 fn at_step(step: Step) {
@@ -45,7 +48,7 @@ pub(crate) fn dying_after(steps: Option<usize>, work: impl FnOnce()) -> Option<S
 }
 
 /// Runs `work` and says which steps it took, with the files in `dir` at each.
-pub(crate) fn recording(dir: &Path, work: impl FnOnce()) -> Vec<(Step, Files)> {
+pub(crate) fn recording(dir: &Path, work: impl FnOnce()) -> Record {
     install_hook(at_step);
     RECORD.set(Some((dir.to_owned(), Vec::new())));
     work();

@@ -16,7 +16,7 @@ use trellis_apiserver::{EmbeddedApi, Pki, kubeconfig, listen};
 const LINE_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The API over TLS on a free port, with its own directory.
-pub struct Server {
+pub(crate) struct Server {
     directory: TempDir,
     stop: Option<oneshot::Sender<()>>,
     runtime: Option<Runtime>,
@@ -26,7 +26,7 @@ pub struct Server {
 
 impl Server {
     /// Starts a server on an empty store, with the namespace `default`.
-    pub fn start() -> Server {
+    pub(crate) fn start() -> Server {
         let directory = tempfile::tempdir().unwrap();
         let runtime = Runtime::new().unwrap();
         let api = runtime.block_on(async { EmbeddedApi::open(directory.path().join("store")).unwrap() });
@@ -45,34 +45,34 @@ impl Server {
         });
         let server = Server { directory, stop: Some(stop), runtime: Some(runtime), url, pki };
         kubeconfig::write(&server.kubeconfig(), &server.url, &server.pki.ca_pem, &server.pki.token).unwrap();
-        server.kubectl_with("apply -f -", "{apiVersion: v1, kind: Namespace, metadata: {name: default}}").unwrap();
+        server.kubectl_with("apply -f -", "apiVersion: v1\nkind: Namespace\nmetadata: {name: default}").unwrap();
         server
     }
 
     /// The server's kubeconfig.
-    pub fn kubeconfig(&self) -> PathBuf {
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig")
     }
 
     /// A directory that lives as long as the server.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
     /// Runs kubectl with these words; what it printed, or what it complained of.
-    pub fn kubectl(&self, arguments: &str) -> Result<String, String> {
+    pub(crate) fn kubectl(&self, arguments: &str) -> Result<String, String> {
         self.kubectl_with(arguments, "")
     }
 
     /// Runs kubectl with these words and this input.
-    pub fn kubectl_with(&self, arguments: &str, input: &str) -> Result<String, String> {
+    pub(crate) fn kubectl_with(&self, arguments: &str, input: &str) -> Result<String, String> {
         let mut child = self.spawn(arguments, &self.kubeconfig());
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
         outcome(child.wait_with_output().unwrap())
     }
 
     /// Runs kubectl as someone who knows the server but has another token.
-    pub fn kubectl_with_token(&self, arguments: &str, token: &str) -> Result<String, String> {
+    pub(crate) fn kubectl_with_token(&self, arguments: &str, token: &str) -> Result<String, String> {
         let text = std::fs::read_to_string(self.kubeconfig()).unwrap();
         let path = self.path().join("other-kubeconfig");
         std::fs::write(&path, text.replace(self.pki.token.as_str(), token)).unwrap();
@@ -80,12 +80,12 @@ impl Server {
     }
 
     /// What kubectl prints as JSON.
-    pub fn json(&self, arguments: &str) -> Value {
+    pub(crate) fn json(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.kubectl(&format!("{arguments} -o json")).unwrap()).unwrap()
     }
 
     /// Starts a kubectl that does not end by itself.
-    pub fn watch(&self, arguments: &str) -> Watch {
+    pub(crate) fn watch(&self, arguments: &str) -> Watch {
         let mut child = self.spawn(arguments, &self.kubeconfig());
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let (sender, receiver) = mpsc::channel();
@@ -136,19 +136,19 @@ fn outcome(output: Output) -> Result<String, String> {
 }
 
 /// A kubectl that goes on printing.
-pub struct Watch {
+pub(crate) struct Watch {
     child: Child,
     lines: mpsc::Receiver<String>,
 }
 
 impl Watch {
     /// Waits for kubectl to end by itself; whether it was content.
-    pub fn succeeded(mut self) -> bool {
+    pub(crate) fn succeeded(mut self) -> bool {
         self.child.wait().unwrap().success()
     }
 
     /// Waits for a line that contains all of these words.
-    pub fn expect(&self, words: &[&str]) -> String {
+    pub(crate) fn expect(&self, words: &[&str]) -> String {
         loop {
             let line = self.lines.recv_timeout(LINE_WAIT_MAX);
             let line = line.unwrap_or_else(|_| panic!("kubectl printed no line with {words:?}"));

@@ -13,8 +13,14 @@ const GIT_VERSION: &str = concat!("v1.34.0+trellis.", env!("CARGO_PKG_VERSION"))
 
 /// The aggregated dialect: the version, and the media type in which its answer must be labelled.
 const AGGREGATED: [(&str, &str); 2] = [
-    ("v2", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"),
-    ("v2beta1", "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"),
+    (
+        "v2",
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+    ),
+    (
+        "v2beta1",
+        "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList",
+    ),
 ];
 
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
@@ -25,11 +31,21 @@ pub fn respond(kinds: &'static [Kind], path: &str, accept: &str) -> Option<Value
     match parts[..] {
         ["version"] => Some(version()),
         ["api"] => Some(match aggregated_version(accept) {
-            Some(version) => aggregated(version, groups(kinds).filter(|group| group.is_empty()), kinds),
-            None => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
+            Some(version) => aggregated(
+                version,
+                groups(kinds).filter(|group| group.is_empty()),
+                kinds,
+            ),
+            None => {
+                json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
+            }
         }),
         ["apis"] => Some(match aggregated_version(accept) {
-            Some(version) => aggregated(version, groups(kinds).filter(|group| !group.is_empty()), kinds),
+            Some(version) => aggregated(
+                version,
+                groups(kinds).filter(|group| !group.is_empty()),
+                kinds,
+            ),
             None => json!({
                 "kind": "APIGroupList",
                 "apiVersion": "v1",
@@ -38,7 +54,9 @@ pub fn respond(kinds: &'static [Kind], path: &str, accept: &str) -> Option<Value
         }),
         ["api", version] => resource_list("", version, kinds),
         ["apis", name] => {
-            let mut found = groups(kinds).find(|group| *group == name && !name.is_empty()).map(|name| group(name, kinds))?;
+            let mut found = groups(kinds)
+                .find(|group| *group == name && !name.is_empty())
+                .map(|name| group(name, kinds))?;
             found["kind"] = json!("APIGroup");
             found["apiVersion"] = json!("v1");
             Some(found)
@@ -50,7 +68,9 @@ pub fn respond(kinds: &'static [Kind], path: &str, accept: &str) -> Option<Value
 
 /// The `Content-Type` under which a discovery document must be sent: clients recognise the aggregated dialect by it.
 pub fn content_type(document: &Value) -> &'static str {
-    let version = document["apiVersion"].as_str().and_then(|version| version.strip_prefix("apidiscovery.k8s.io/"));
+    let version = document["apiVersion"]
+        .as_str()
+        .and_then(|version| version.strip_prefix("apidiscovery.k8s.io/"));
     AGGREGATED
         .iter()
         .find(|(known, _)| version == Some(known))
@@ -88,10 +108,15 @@ fn go_architecture() -> &'static str {
 fn aggregated_version(accept: &str) -> Option<&'static str> {
     for range in accept.split(',') {
         let range: String = range.split_whitespace().collect();
-        if let Some((version, _)) = AGGREGATED.iter().find(|(_, media_type)| range.starts_with(media_type)) {
+        if let Some((version, _)) = AGGREGATED
+            .iter()
+            .find(|(_, media_type)| range.starts_with(media_type))
+        {
             return Some(version);
         }
-        if matches!(range.split(';').next(), Some("application/json" | "*/*")) && !range.contains("as=") {
+        if matches!(range.split(';').next(), Some("application/json" | "*/*"))
+            && !range.contains("as=")
+        {
             return None;
         }
     }
@@ -103,7 +128,11 @@ fn groups(kinds: &'static [Kind]) -> impl Iterator<Item = &'static str> {
     kinds
         .iter()
         .enumerate()
-        .filter(|(at, kind)| kinds[..*at].iter().all(|earlier| earlier.group != kind.group))
+        .filter(|(at, kind)| {
+            kinds[..*at]
+                .iter()
+                .all(|earlier| earlier.group != kind.group)
+        })
         .map(|(_, kind)| kind.group)
 }
 
@@ -131,7 +160,9 @@ fn in_version<'a>(
     version: &'a str,
     kinds: &'static [Kind],
 ) -> impl Iterator<Item = &'static Kind> + use<'a> {
-    kinds.iter().filter(move |kind| kind.group == group && kind.version == version)
+    kinds
+        .iter()
+        .filter(move |kind| kind.group == group && kind.version == version)
 }
 
 fn resource_list(group: &str, version: &str, kinds: &'static [Kind]) -> Option<Value> {
@@ -159,7 +190,11 @@ fn resource_list(group: &str, version: &str, kinds: &'static [Kind]) -> Option<V
     if resources.is_empty() {
         return None;
     }
-    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    let group_version = if group.is_empty() {
+        version.to_owned()
+    } else {
+        format!("{group}/{version}")
+    };
     Some(json!({
         "kind": "APIResourceList",
         "apiVersion": "v1",
@@ -168,13 +203,19 @@ fn resource_list(group: &str, version: &str, kinds: &'static [Kind]) -> Option<V
     }))
 }
 
-fn aggregated(version: &str, groups: impl Iterator<Item = &'static str>, kinds: &'static [Kind]) -> Value {
+fn aggregated(
+    version: &str,
+    groups: impl Iterator<Item = &'static str>,
+    kinds: &'static [Kind],
+) -> Value {
     let items: Vec<Value> = groups
         .map(|group| {
             let versions: Vec<Value> = versions(group, kinds)
                 .into_iter()
                 .map(|version| {
-                    let resources: Vec<Value> = in_version(group, version, kinds).map(aggregated_resource).collect();
+                    let resources: Vec<Value> = in_version(group, version, kinds)
+                        .map(aggregated_resource)
+                        .collect();
                     json!({"version": version, "resources": resources, "freshness": "Current"})
                 })
                 .collect();
@@ -225,8 +266,20 @@ fn add_names(resource: &mut Value, kind: &Kind) {
 
 /// Namespaces cannot be deleted all at once, in a cluster or here.
 fn verbs(kind: &Kind) -> Vec<&'static str> {
-    const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-    VERBS.into_iter().filter(|verb| kind.kind != "Namespace" || *verb != "deletecollection").collect()
+    const VERBS: [&str; 8] = [
+        "create",
+        "delete",
+        "deletecollection",
+        "get",
+        "list",
+        "patch",
+        "update",
+        "watch",
+    ];
+    VERBS
+        .into_iter()
+        .filter(|verb| kind.kind != "Namespace" || *verb != "deletecollection")
+        .collect()
 }
 
 #[cfg(test)]
@@ -238,32 +291,55 @@ mod tests {
     #[test]
     fn the_tree_of_discovery_says_what_a_cluster_says() {
         // Fails when a kind, a verb, a short name or a group goes missing or changes.
-        let paths = ["/api", "/apis", "/api/v1", "/apis/trellis.dev", "/apis/trellis.dev/v1alpha1"];
-        let documents: Vec<Value> = paths.iter().map(|path| respond(kinds::all(), path, "application/json").unwrap()).collect();
+        let paths = [
+            "/api",
+            "/apis",
+            "/api/v1",
+            "/apis/trellis.dev",
+            "/apis/trellis.dev/v1alpha1",
+        ];
+        let documents: Vec<Value> = paths
+            .iter()
+            .map(|path| respond(kinds::all(), path, "application/json").unwrap())
+            .collect();
         insta::assert_json_snapshot!(documents);
     }
 
     #[test]
     fn everything_at_once_says_the_same_as_the_tree() {
         // Fails when the two dialects disagree on a resource, or when the answer is not labelled as aggregated.
-        let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+        let accept =
+            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
         let mut at_once = Vec::new();
         for path in ["/api", "/apis"] {
             let document = respond(kinds::all(), path, accept).unwrap();
             assert_eq!(content_type(&document), AGGREGATED[0].1);
             for group in document["items"].as_array().unwrap() {
                 for resource in group["versions"][0]["resources"].as_array().unwrap() {
-                    at_once.push((resource["resource"].clone(), resource["verbs"].clone(), resource["shortNames"].clone()));
+                    at_once.push((
+                        resource["resource"].clone(),
+                        resource["verbs"].clone(),
+                        resource["shortNames"].clone(),
+                    ));
                 }
             }
         }
         let mut in_the_tree = Vec::new();
-        for path in ["/api/v1", "/apis/storage.k8s.io/v1", "/apis/coordination.k8s.io/v1", "/apis/trellis.dev/v1alpha1"] {
+        for path in [
+            "/api/v1",
+            "/apis/storage.k8s.io/v1",
+            "/apis/coordination.k8s.io/v1",
+            "/apis/trellis.dev/v1alpha1",
+        ] {
             let document = respond(kinds::all(), path, accept).unwrap();
             assert_eq!(content_type(&document), "application/json");
             for resource in document["resources"].as_array().unwrap() {
                 if !resource["name"].as_str().unwrap().contains('/') {
-                    in_the_tree.push((resource["name"].clone(), resource["verbs"].clone(), resource["shortNames"].clone()));
+                    in_the_tree.push((
+                        resource["name"].clone(),
+                        resource["verbs"].clone(),
+                        resource["shortNames"].clone(),
+                    ));
                 }
             }
         }
@@ -277,8 +353,14 @@ mod tests {
     fn the_dialect_is_the_first_that_the_client_accepts() {
         // Fails when kubectl 1.27 (v2beta1 only) gets a dialect that it does not know, or curl gets the aggregated one.
         for (accept, version) in [
-            ("application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json", Some("v2beta1")),
-            ("application/json; g=apidiscovery.k8s.io; v=v2; as=APIGroupDiscoveryList", Some("v2")),
+            (
+                "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json",
+                Some("v2beta1"),
+            ),
+            (
+                "application/json; g=apidiscovery.k8s.io; v=v2; as=APIGroupDiscoveryList",
+                Some("v2"),
+            ),
             ("application/json, */*", None),
             ("*/*", None),
             ("", None),
@@ -290,8 +372,21 @@ mod tests {
     #[test]
     fn other_paths_are_not_discovery() {
         // Fails when discovery answers for objects, or for groups that are not there.
-        for path in ["/", "/apis/", "/api/v2", "/apis/apps", "/apis/apps/v1", "/apis/trellis.dev/v1", "/api/v1/pods", "/apis//v1"] {
-            assert_eq!(respond(kinds::all(), path, "").is_some(), path == "/apis/", "{path}");
+        for path in [
+            "/",
+            "/apis/",
+            "/api/v2",
+            "/apis/apps",
+            "/apis/apps/v1",
+            "/apis/trellis.dev/v1",
+            "/api/v1/pods",
+            "/apis//v1",
+        ] {
+            assert_eq!(
+                respond(kinds::all(), path, "").is_some(),
+                path == "/apis/",
+                "{path}"
+            );
         }
     }
 }

@@ -11,16 +11,27 @@ use crate::private_file;
 const NAME: &str = "trellis";
 
 /// Writes the kubeconfig, readable by its owner alone; a file that already says the same is left as it is.
-pub fn write(path: &Path, server_url: &str, ca_pem: &str, token: &Token) -> Result<(), AccessError> {
+pub fn write(
+    path: &Path,
+    server_url: &str,
+    ca_pem: &str,
+    token: &Token,
+) -> Result<(), AccessError> {
     private_file::ensure(path, text(server_url, ca_pem, token).as_bytes())
         .map(|_| ())
-        .map_err(|source| AccessError::Write { path: path.to_owned(), source })
+        .map_err(|source| AccessError::Write {
+            path: path.to_owned(),
+            source,
+        })
 }
 
 fn text(server_url: &str, ca_pem: &str, token: &Token) -> String {
     // A ByteString is base64 in JSON, and a JSON string is a YAML string.
     let ca = serde_json::json!(ByteString(ca_pem.as_bytes().to_vec()));
-    let (server, token) = (serde_json::json!(server_url), serde_json::json!(token.as_str()));
+    let (server, token) = (
+        serde_json::json!(server_url),
+        serde_json::json!(token.as_str()),
+    );
     format!(
         "apiVersion: v1
 kind: Config
@@ -76,8 +87,10 @@ mod tests {
         assert_eq!(config.current_context.as_deref(), Some(NAME));
         let cluster = config.clusters[0].cluster.as_ref().unwrap();
         assert_eq!(cluster.server.as_deref(), Some("https://127.0.0.1:6443"));
-        let ca: ByteString =
-            serde_json::from_value(serde_json::json!(cluster.certificate_authority_data.as_ref().unwrap())).unwrap();
+        let ca: ByteString = serde_json::from_value(serde_json::json!(
+            cluster.certificate_authority_data.as_ref().unwrap()
+        ))
+        .unwrap();
         assert_eq!(ca.0, pki.ca_pem.as_bytes());
     }
 }

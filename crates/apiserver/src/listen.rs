@@ -58,8 +58,12 @@ pub async fn bind(port: u16) -> io::Result<TcpListener> {
 }
 
 /// Serves `service` over HTTPS to clients that show the token, until `shutdown` resolves.
-pub async fn serve<S, B>(listener: TcpListener, pki: &Pki, service: S, shutdown: impl Future<Output = ()>)
-where
+pub async fn serve<S, B>(
+    listener: TcpListener,
+    pki: &Pki,
+    service: S,
+    shutdown: impl Future<Output = ()>,
+) where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + Sync + 'static,
     S::Future: Send,
     S::Error: Into<BoxError> + Send,
@@ -73,20 +77,28 @@ where
     let mut shutdown = pin!(shutdown);
     loop {
         while connections.try_join_next().is_some() {}
-        let accepted = async {
+        let accept = async {
             let permit = Arc::clone(&permits).acquire_owned().await;
             (permit, listener.accept().await)
         };
-        let (permit, stream) = tokio::select! {
+        let (permit, accepted) = tokio::select! {
             () = &mut shutdown => break,
-            (permit, Ok((stream, _))) = accepted => (permit, stream),
-            else => {
+            accepted = accept => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_RETRY_AFTER).await;
                 continue;
             }
         };
-        let (acceptor, token, service, stopped) =
-            (acceptor.clone(), pki.token.clone(), service.clone(), stopped.clone());
+        let (acceptor, token, service, stopped) = (
+            acceptor.clone(),
+            pki.token.clone(),
+            service.clone(),
+            stopped.clone(),
+        );
         connections.spawn(async move {
             let _permit = permit;
             if let Err(error) = connection(stream, &acceptor, token, service, stopped).await {
@@ -118,7 +130,8 @@ where
     B::Error: Into<BoxError>,
 {
     stream.set_nodelay(true)?;
-    let stream: TlsStream<TcpStream> = tokio::time::timeout(HANDSHAKE_TIME_MAX, acceptor.accept(stream)).await??;
+    let stream: TlsStream<TcpStream> =
+        tokio::time::timeout(HANDSHAKE_TIME_MAX, acceptor.accept(stream)).await??;
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let guarded = service_fn(move |request: Request<Incoming>| {
         let service = service.clone();
@@ -159,18 +172,28 @@ fn is_allowed<B>(request: &Request<B>, token: &Token) -> bool {
     if OPEN_PATHS.contains(&request.uri().path()) {
         return true;
     }
-    let Some(shown) = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes) else {
+    let Some(shown) = request
+        .headers()
+        .get(header::AUTHORIZATION)
+        .map(HeaderValue::as_bytes)
+    else {
         return false;
     };
     // The scheme's name is case-insensitive, the token is not.
     const SCHEME: &[u8] = b"bearer ";
     match shown.split_at_checked(SCHEME.len()) {
-        Some((scheme, shown)) => scheme.eq_ignore_ascii_case(SCHEME) && token.is(shown.trim_ascii()),
+        Some((scheme, shown)) => {
+            scheme.eq_ignore_ascii_case(SCHEME) && token.is(shown.trim_ascii())
+        }
         None => false,
     }
 }
 
-async fn answer<S, B>(service: S, request: Request<Incoming>, allowed: bool) -> Response<Either<B, Full<Bytes>>>
+async fn answer<S, B>(
+    service: S,
+    request: Request<Incoming>,
+    allowed: bool,
+) -> Response<Either<B, Full<Bytes>>>
 where
     S: Service<Request<Incoming>, Response = Response<B>>,
     S::Error: Into<BoxError>,
@@ -183,7 +206,11 @@ where
         Err(error) => {
             let error: BoxError = error.into();
             tracing::error!(error, "a request could not be answered");
-            failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "the server could not answer; see its log")
+            failure(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "InternalError",
+                "the server could not answer; see its log",
+            )
         }
     }
 }
@@ -201,7 +228,10 @@ fn failure<B>(code: StatusCode, reason: &str, message: &str) -> Response<Either<
     });
     let mut response = Response::new(Either::Right(Full::from(status.to_string())));
     *response.status_mut() = code;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
     response
 }
 

@@ -10,7 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{ToSpan, Zoned};
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
@@ -81,7 +84,10 @@ impl Token {
     /// Whether a client showed this token, in a time that does not tell how much of it was right.
     pub(crate) fn is(&self, shown: &[u8]) -> bool {
         let own = self.0.as_bytes();
-        let differing = own.iter().zip(shown).fold(0u8, |bits, (a, b)| bits | std::hint::black_box(a ^ b));
+        let differing = own
+            .iter()
+            .zip(shown)
+            .fold(0u8, |bits, (a, b)| bits | std::hint::black_box(a ^ b));
         own.len() == shown.len() && differing == 0
     }
 
@@ -111,8 +117,10 @@ impl Pki {
     /// Reads the credentials under `directory/pki`, and makes those that cannot be used.
     pub fn open(directory: &Path) -> Result<Pki, AccessError> {
         let directory = directory.join("pki");
-        private_file::ensure_directory(&directory)
-            .map_err(|source| AccessError::Directory { path: directory.clone(), source })?;
+        private_file::ensure_directory(&directory).map_err(|source| AccessError::Directory {
+            path: directory.clone(),
+            source,
+        })?;
         let token = open_token(&directory.join("token"))?;
         let files = Files::in_directory(&directory);
         if let Some((ca_pem, tls)) = files.load()? {
@@ -129,7 +137,10 @@ fn open_token(path: &Path) -> Result<Token, AccessError> {
         Some(text) => text,
         None => {
             let mut random = [0; TOKEN_BYTES];
-            provider().secure_random.fill(&mut random).map_err(|_| AccessError::Random)?;
+            provider()
+                .secure_random
+                .fill(&mut random)
+                .map_err(|_| AccessError::Random)?;
             random.iter().map(|byte| format!("{byte:02x}")).collect()
         }
     };
@@ -154,11 +165,15 @@ impl Files {
 
     /// What is there, if it fits together and will still be valid for a while.
     fn load(&self) -> Result<Option<(String, Arc<ServerConfig>)>, AccessError> {
-        let (Some(ca), Some(certificate), Some(key)) = (read(&self.ca)?, read(&self.certificate)?, read(&self.key)?)
+        let (Some(ca), Some(certificate), Some(key)) =
+            (read(&self.ca)?, read(&self.certificate)?, read(&self.key)?)
         else {
             return Ok(None);
         };
-        let (Ok(tls), true) = (server_config(&certificate, &key), is_trusted(&ca, &certificate)) else {
+        let (Ok(tls), true) = (
+            server_config(&certificate, &key),
+            is_trusted(&ca, &certificate),
+        ) else {
             tracing::warn!(directory = ?self.ca.parent(), "the server's certificate is expired or damaged; making a new one");
             return Ok(None);
         };
@@ -174,11 +189,14 @@ impl Files {
         let ca_pem = ca_params.self_signed(&ca_key)?.pem();
 
         let mut server_params = params("trellis")?;
-        server_params.subject_alt_names = CertificateParams::new(SERVER_NAMES.map(str::to_owned))?.subject_alt_names;
+        server_params.subject_alt_names =
+            CertificateParams::new(SERVER_NAMES.map(str::to_owned))?.subject_alt_names;
         server_params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         server_params.use_authority_key_identifier_extension = true;
         let server_key = KeyPair::generate()?;
-        let certificate = server_params.signed_by(&server_key, &Issuer::new(ca_params, ca_key))?.pem();
+        let certificate = server_params
+            .signed_by(&server_key, &Issuer::new(ca_params, ca_key))?
+            .pem();
 
         let key = server_key.serialize_pem();
         let tls = server_config(&certificate, &key)?;
@@ -191,10 +209,16 @@ impl Files {
 
 fn params(common_name: &str) -> Result<CertificateParams, AccessError> {
     let mut params = CertificateParams::new(Vec::new())?;
-    params.distinguished_name.push(DnType::CommonName, common_name);
+    params
+        .distinguished_name
+        .push(DnType::CommonName, common_name);
     let today = Zoned::now().with_time_zone(jiff::tz::TimeZone::UTC).date();
     let day = |date: jiff::civil::Date| {
-        rcgen::date_time_ymd(date.year().into(), date.month().unsigned_abs(), date.day().unsigned_abs())
+        rcgen::date_time_ymd(
+            date.year().into(),
+            date.month().unsigned_abs(),
+            date.day().unsigned_abs(),
+        )
     };
     params.not_before = day(today.saturating_sub(CLOCK_SKEW_DAYS.days()));
     params.not_after = day(today.saturating_add(VALID_YEARS.years()));
@@ -202,7 +226,8 @@ fn params(common_name: &str) -> Result<CertificateParams, AccessError> {
 }
 
 fn server_config(certificate: &str, key: &str) -> Result<Arc<ServerConfig>, rustls::Error> {
-    let unreadable = |_| rustls::Error::General("the PEM text holds no key or certificate".to_owned());
+    let unreadable =
+        |_| rustls::Error::General("the PEM text holds no key or certificate".to_owned());
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).map_err(unreadable)?;
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(unreadable)?;
     let mut config = ServerConfig::builder_with_provider(provider())
@@ -217,21 +242,28 @@ fn server_config(certificate: &str, key: &str) -> Result<Arc<ServerConfig>, rust
 fn is_trusted(ca: &str, certificate: &str) -> bool {
     let now = UnixTime::now();
     let soon = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + RENEW_BEFORE);
-    let (Ok(ca), Ok(certificate)) =
-        (CertificateDer::from_pem_slice(ca.as_bytes()), CertificateDer::from_pem_slice(certificate.as_bytes()))
-    else {
+    let (Ok(ca), Ok(certificate)) = (
+        CertificateDer::from_pem_slice(ca.as_bytes()),
+        CertificateDer::from_pem_slice(certificate.as_bytes()),
+    ) else {
         return false;
     };
     let mut roots = RootCertStore::empty();
     if roots.add(ca).is_err() {
         return false;
     }
-    let Ok(verifier) = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build() else {
+    let Ok(verifier) =
+        WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider()).build()
+    else {
         return false;
     };
     SERVER_NAMES.iter().all(|name| {
         ServerName::try_from(*name).is_ok_and(|name| {
-            [now, soon].iter().all(|time| verifier.verify_server_cert(&certificate, &[], &name, &[], *time).is_ok())
+            [now, soon].iter().all(|time| {
+                verifier
+                    .verify_server_cert(&certificate, &[], &name, &[], *time)
+                    .is_ok()
+            })
         })
     })
 }
@@ -244,14 +276,20 @@ fn read(path: &Path) -> Result<Option<String>, AccessError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(AccessError::Read { path: path.to_owned(), source }),
+        Err(source) => Err(AccessError::Read {
+            path: path.to_owned(),
+            source,
+        }),
     }
 }
 
 fn write(path: &Path, text: &str) -> Result<(), AccessError> {
     private_file::ensure(path, text.as_bytes())
         .map(|_| ())
-        .map_err(|source| AccessError::Write { path: path.to_owned(), source })
+        .map_err(|source| AccessError::Write {
+            path: path.to_owned(),
+            source,
+        })
 }
 
 #[cfg(test)]
@@ -265,7 +303,10 @@ mod tests {
     fn a_restart_keeps_the_certificate_and_the_token() {
         // Fails when every start makes new keys, so that every kubeconfig in use breaks.
         let directory = tempfile::tempdir().unwrap();
-        let (first, second) = (Pki::open(directory.path()).unwrap(), Pki::open(directory.path()).unwrap());
+        let (first, second) = (
+            Pki::open(directory.path()).unwrap(),
+            Pki::open(directory.path()).unwrap(),
+        );
         assert_eq!(first.ca_pem, second.ca_pem);
         assert_eq!(first.token.as_str(), second.token.as_str());
         assert_eq!(first.token.as_str().len(), 64);
@@ -277,9 +318,20 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         Pki::open(directory.path()).unwrap();
         let pki = directory.path().join("pki");
-        assert_eq!(std::fs::metadata(&pki).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            std::fs::metadata(&pki).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
         for name in ["token", "server.key"] {
-            assert_eq!(std::fs::metadata(pki.join(name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+            assert_eq!(
+                std::fs::metadata(pki.join(name))
+                    .unwrap()
+                    .permissions()
+                    .mode()
+                    & 0o777,
+                0o600,
+                "{name}"
+            );
         }
     }
 
@@ -295,7 +347,11 @@ mod tests {
             let after = Pki::open(ours.path()).unwrap();
             assert_ne!(before.ca_pem, after.ca_pem, "a foreign {name}");
             std::fs::write(&path, "damaged").unwrap();
-            assert_ne!(after.ca_pem, Pki::open(ours.path()).unwrap().ca_pem, "a damaged {name}");
+            assert_ne!(
+                after.ca_pem,
+                Pki::open(ours.path()).unwrap().ca_pem,
+                "a damaged {name}"
+            );
         }
     }
 

@@ -19,7 +19,10 @@ pub(crate) fn ensure(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     {
         return Ok(false);
     }
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     let temporary = directory.join(format!(".trellis-{}.tmp", uuid::Uuid::new_v4()));
     let written = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
     if let Err(error) = written {
@@ -33,12 +36,19 @@ pub(crate) fn ensure(path: &Path, bytes: &[u8]) -> io::Result<bool> {
 
 /// Makes sure that there is a directory which only its owner may enter.
 pub(crate) fn ensure_directory(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(DIRECTORY_MODE)
+        .create(path)?;
     fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE))
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(FILE_MODE)
+        .open(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
@@ -60,7 +70,10 @@ mod tests {
         fs::write(&path, "open to all").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         assert!(ensure(&path, b"hush").unwrap());
-        assert_eq!((fs::read(&path).unwrap(), mode(&path)), (b"hush".to_vec(), FILE_MODE));
+        assert_eq!(
+            (fs::read(&path).unwrap(), mode(&path)),
+            (b"hush".to_vec(), FILE_MODE)
+        );
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 

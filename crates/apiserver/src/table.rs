@@ -69,7 +69,10 @@ pub fn render(
     include_object: IncludeObject,
     now: Timestamp,
 ) -> Value {
-    let rows: Vec<Value> = objects.iter().map(|object| row(kind, object, include_object, now)).collect();
+    let rows: Vec<Value> = objects
+        .iter()
+        .map(|object| row(kind, object, include_object, now))
+        .collect();
     json!({
         "kind": "Table",
         "apiVersion": META_API_VERSION,
@@ -92,7 +95,11 @@ fn definition(column: &Column) -> Value {
 }
 
 fn row(kind: &Kind, object: &Value, include_object: IncludeObject, now: Timestamp) -> Value {
-    let cells: Vec<Value> = kind.columns.iter().map(|column| (column.cell)(object, now)).collect();
+    let cells: Vec<Value> = kind
+        .columns
+        .iter()
+        .map(|column| (column.cell)(object, now))
+        .collect();
     let mut row = json!({ "cells": cells });
     match include_object {
         IncludeObject::None => row["object"] = Value::Null,

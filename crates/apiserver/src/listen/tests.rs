@@ -31,7 +31,9 @@ impl Server {
                 if request.uri().path() == "/hang" {
                     std::future::pending::<()>().await;
                 }
-                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(request.uri().path().to_owned()))))
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(
+                    request.uri().path().to_owned(),
+                ))))
             });
             async move {
                 serve(listener, &pki, service, async {
@@ -40,12 +42,24 @@ impl Server {
                 .await;
             }
         });
-        Server { address, pki, stop, task, _directory: directory }
+        Server {
+            address,
+            pki,
+            stop,
+            task,
+            _directory: directory,
+        }
     }
 
-    async fn connect(&self, protocol: &[u8], name: &str) -> tokio_rustls::client::TlsStream<TcpStream> {
+    async fn connect(
+        &self,
+        protocol: &[u8],
+        name: &str,
+    ) -> tokio_rustls::client::TlsStream<TcpStream> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.pki.ca_pem.as_bytes()).unwrap()).unwrap();
+        roots
+            .add(CertificateDer::from_pem_slice(self.pki.ca_pem.as_bytes()).unwrap())
+            .unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -55,7 +69,10 @@ impl Server {
         config.alpn_protocols = vec![protocol.to_vec()];
         let stream = TcpStream::connect(self.address).await.unwrap();
         let name = ServerName::try_from(name.to_owned()).unwrap();
-        TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap()
+        TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await
+            .unwrap()
     }
 
     async fn get(&self, path: &str, authorization: Option<&str>) -> (u16, String) {
@@ -66,7 +83,13 @@ impl Server {
         if let Some(authorization) = authorization {
             request = request.header(header::AUTHORIZATION, authorization);
         }
-        read(sender.send_request(request.body(Full::<Bytes>::default()).unwrap()).await.unwrap()).await
+        read(
+            sender
+                .send_request(request.body(Full::<Bytes>::default()).unwrap())
+                .await
+                .unwrap(),
+        )
+        .await
     }
 
     fn bearer(&self) -> String {
@@ -84,17 +107,25 @@ async fn read(response: Response<Incoming>) -> (u16, String) {
 async fn a_client_with_the_token_is_served_in_both_versions_of_http_and_under_every_name() {
     // Fails when the protocol is not agreed in the handshake, or the certificate lacks a name.
     let server = Server::start().await;
-    assert_eq!(server.get("/api/v1/pods", Some(&server.bearer())).await, (200, "/api/v1/pods".to_owned()));
+    assert_eq!(
+        server.get("/api/v1/pods", Some(&server.bearer())).await,
+        (200, "/api/v1/pods".to_owned())
+    );
     for name in ["localhost", "127.0.0.1", "::1"] {
         let stream = server.connect(b"h2", name).await;
         let (mut sender, connection) =
-            client2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+            client2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .unwrap();
         tokio::spawn(connection);
         let request = Request::get("https://localhost/apis")
             .header(header::AUTHORIZATION, server.bearer())
             .body(Full::<Bytes>::default())
             .unwrap();
-        assert_eq!(read(sender.send_request(request).await.unwrap()).await, (200, "/apis".to_owned()));
+        assert_eq!(
+            read(sender.send_request(request).await.unwrap()).await,
+            (200, "/apis".to_owned())
+        );
     }
 }
 
@@ -103,14 +134,34 @@ async fn without_the_token_only_health_and_version_answer() {
     // Fails when a request without the right token reaches the service, or is refused in a form kubectl cannot read.
     let server = Server::start().await;
     let token = server.pki.token.as_str().to_owned();
-    let wrong = [None, Some("Bearer wrong".to_owned()), Some(format!("Basic {token}")), Some(format!("Bearer {token}0")), Some(token)];
+    let wrong = [
+        None,
+        Some("Bearer wrong".to_owned()),
+        Some(format!("Basic {token}")),
+        Some(format!("Bearer {token}0")),
+        Some(token),
+    ];
     for authorization in wrong {
-        let (code, body) = server.get("/api/v1/secrets", authorization.as_deref()).await;
+        let (code, body) = server
+            .get("/api/v1/secrets", authorization.as_deref())
+            .await;
         let status: serde_json::Value = serde_json::from_str(&body).unwrap();
-        assert_eq!((code, &status["reason"], &status["kind"]), (401, &json!("Unauthorized"), &json!("Status")));
-        assert_eq!(server.get("/healthz/../api", authorization.as_deref()).await.0, 401);
+        assert_eq!(
+            (code, &status["reason"], &status["kind"]),
+            (401, &json!("Unauthorized"), &json!("Status"))
+        );
+        assert_eq!(
+            server
+                .get("/healthz/../api", authorization.as_deref())
+                .await
+                .0,
+            401
+        );
         for open in OPEN_PATHS {
-            assert_eq!(server.get(open, authorization.as_deref()).await, (200, open.to_owned()));
+            assert_eq!(
+                server.get(open, authorization.as_deref()).await,
+                (200, open.to_owned())
+            );
         }
     }
 }

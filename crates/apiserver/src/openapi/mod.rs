@@ -25,11 +25,18 @@ const V2_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+pro
 pub fn respond(kinds: &'static [Kind], path: &str, accept: &str) -> Option<(&'static str, Bytes)> {
     let path = path.trim_end_matches('/');
     match path {
-        "/openapi/v2" if wants_protobuf(accept) => {
-            Some((V2_PROTOBUF, cached(kinds, V2_PROTOBUF, || protobuf::encode(&v2_document(kinds)))))
-        }
-        "/openapi/v2" => Some((JSON, cached(kinds, path, || v2_document(kinds).to_string().into_bytes()))),
-        "/openapi/v3" => Some((JSON, cached(kinds, path, || index(kinds).to_string().into_bytes()))),
+        "/openapi/v2" if wants_protobuf(accept) => Some((
+            V2_PROTOBUF,
+            cached(kinds, V2_PROTOBUF, || protobuf::encode(&v2_document(kinds))),
+        )),
+        "/openapi/v2" => Some((
+            JSON,
+            cached(kinds, path, || v2_document(kinds).to_string().into_bytes()),
+        )),
+        "/openapi/v3" => Some((
+            JSON,
+            cached(kinds, path, || index(kinds).to_string().into_bytes()),
+        )),
         _ => {
             let wanted = path.strip_prefix("/openapi/v3/")?;
             let (group, version) = group_versions(kinds)
@@ -42,7 +49,14 @@ pub fn respond(kinds: &'static [Kind], path: &str, accept: &str) -> Option<(&'st
 
 /// client-go has asked for the same encoding under several names (`@v1.0+protobuf`, `.v1.0+protobuf`, ...).
 fn wants_protobuf(accept: &str) -> bool {
-    let media_type = |range: &str| range.split(';').next().unwrap_or_default().trim().to_owned();
+    let media_type = |range: &str| {
+        range
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
     let first = accept.split(',').map(media_type).find(|media_type| {
         matches!(media_type.as_str(), JSON | "*/*") || media_type.contains("proto-openapi.spec.v2")
     });
@@ -55,17 +69,28 @@ fn wants_protobuf(accept: &str) -> bool {
 fn cached(kinds: &'static [Kind], name: &str, build: impl FnOnce() -> Vec<u8>) -> Bytes {
     static DOCUMENTS: Mutex<BTreeMap<(usize, String), Bytes>> = Mutex::new(BTreeMap::new());
     let key = (kinds.as_ptr().addr(), name.to_owned());
-    let found = DOCUMENTS.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+    let found = DOCUMENTS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&key)
+        .cloned();
     // Built without the lock: the index needs the documents that it points to.
     found.unwrap_or_else(|| {
         let built = Bytes::from(build());
-        DOCUMENTS.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_insert(built).clone()
+        DOCUMENTS
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(key)
+            .or_insert(built)
+            .clone()
     })
 }
 
 fn v3_bytes(kinds: &'static [Kind], group: &str, version: &str) -> Bytes {
     let path = format!("/openapi/v3/{}", group_version_path(group, version));
-    cached(kinds, &path, || v3_document(kinds, group, version).to_string().into_bytes())
+    cached(kinds, &path, || {
+        v3_document(kinds, group, version).to_string().into_bytes()
+    })
 }
 
 /// Clients keep a document as long as its hash stays the same.
@@ -84,7 +109,10 @@ fn index(kinds: &'static [Kind]) -> Value {
 }
 
 fn v3_document(kinds: &'static [Kind], group: &str, version: &str) -> Value {
-    let kinds: Vec<&Kind> = kinds.iter().filter(|kind| kind.group == group && kind.version == version).collect();
+    let kinds: Vec<&Kind> = kinds
+        .iter()
+        .filter(|kind| kind.group == group && kind.version == version)
+        .collect();
     json!({
         "openapi": "3.0.0",
         "info": info(),
@@ -96,12 +124,22 @@ fn v3_document(kinds: &'static [Kind], group: &str, version: &str) -> Value {
 fn v2_document(kinds: &'static [Kind]) -> Value {
     let (mut paths, mut definitions) = (serde_json::Map::new(), serde_json::Map::new());
     for (group, version) in group_versions(kinds) {
-        let Value::Object(mut document) = v3_document(kinds, group, version) else { continue };
+        let Value::Object(mut document) = v3_document(kinds, group, version) else {
+            continue;
+        };
         if let Some(Value::Object(more)) = document.remove("paths") {
-            paths.extend(more.into_iter().map(|(path, item)| (path, v2::path_item(item))));
+            paths.extend(
+                more.into_iter()
+                    .map(|(path, item)| (path, v2::path_item(item))),
+            );
         }
-        if let Some(Value::Object(more)) = document["components"].get_mut("schemas").map(Value::take) {
-            definitions.extend(more.into_iter().map(|(name, schema)| (name, v2::schema(schema))));
+        if let Some(Value::Object(more)) =
+            document["components"].get_mut("schemas").map(Value::take)
+        {
+            definitions.extend(
+                more.into_iter()
+                    .map(|(name, schema)| (name, v2::schema(schema))),
+            );
         }
     }
     json!({"swagger": "2.0", "info": info(), "paths": paths, "definitions": definitions})
@@ -122,7 +160,11 @@ fn group_versions(kinds: &'static [Kind]) -> Vec<(&'static str, &'static str)> {
 }
 
 fn group_version_path(group: &str, version: &str) -> String {
-    if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
+    if group.is_empty() {
+        format!("api/{version}")
+    } else {
+        format!("apis/{group}/{version}")
+    }
 }
 
 #[cfg(test)]

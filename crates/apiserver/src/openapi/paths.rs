@@ -10,17 +10,32 @@ use super::schemas::{
 use crate::kind::{Kind, Origin};
 
 /// Query parameters: name, type, meaning.
-const DRY_RUN: (&str, &str, &str) = ("dryRun", "string", "With `All`, checks everything and changes nothing.");
+const DRY_RUN: (&str, &str, &str) = (
+    "dryRun",
+    "string",
+    "With `All`, checks everything and changes nothing.",
+);
 const FIELD_MANAGER: (&str, &str, &str) = ("fieldManager", "string", "Who makes the change.");
-const FIELD_VALIDATION: (&str, &str, &str) =
-    ("fieldValidation", "string", "What happens to unknown and duplicate fields: Ignore, Warn or Strict.");
-const FORCE: (&str, &str, &str) = ("force", "boolean", "Takes over fields that another manager applied.");
+const FIELD_VALIDATION: (&str, &str, &str) = (
+    "fieldValidation",
+    "string",
+    "What happens to unknown and duplicate fields: Ignore, Warn or Strict.",
+);
+const FORCE: (&str, &str, &str) = (
+    "force",
+    "boolean",
+    "Takes over fields that another manager applied.",
+);
 const LIST: [(&str, &str, &str); 7] = [
     ("labelSelector", "string", "Only objects with these labels."),
     ("fieldSelector", "string", "Only objects with these fields."),
     ("limit", "integer", "At most so many objects at once."),
     ("continue", "string", "Where the list goes on."),
-    ("resourceVersion", "string", "The version of the store to read or to watch from."),
+    (
+        "resourceVersion",
+        "string",
+        "The version of the store to read or to watch from.",
+    ),
     ("timeoutSeconds", "integer", "How long a watch lasts."),
     ("watch", "boolean", "Stream changes instead of a list."),
 ];
@@ -36,17 +51,37 @@ pub(super) fn of(kinds: &[&Kind]) -> Map<String, Value> {
         };
         let collection = if kind.namespaced {
             let everywhere = format!("{root}/{}", kind.plural);
-            paths.insert(everywhere, json!({"get": operation(kind, Verb::ListEverywhere)}));
+            paths.insert(
+                everywhere,
+                json!({"get": operation(kind, Verb::ListEverywhere)}),
+            );
             format!("{root}/namespaces/{{namespace}}/{}", kind.plural)
         } else {
             format!("{root}/{}", kind.plural)
         };
         let object = format!("{collection}/{{name}}");
-        paths.insert(collection, item(kind, false, &[Verb::List, Verb::Create, Verb::DeleteAll]));
+        paths.insert(
+            collection,
+            item(kind, false, &[Verb::List, Verb::Create, Verb::DeleteAll]),
+        );
         if kind.status {
-            paths.insert(format!("{object}/status"), item(kind, true, &[Verb::ReadStatus, Verb::ReplaceStatus, Verb::PatchStatus]));
+            paths.insert(
+                format!("{object}/status"),
+                item(
+                    kind,
+                    true,
+                    &[Verb::ReadStatus, Verb::ReplaceStatus, Verb::PatchStatus],
+                ),
+            );
         }
-        paths.insert(object, item(kind, true, &[Verb::Read, Verb::Replace, Verb::Patch, Verb::Delete]));
+        paths.insert(
+            object,
+            item(
+                kind,
+                true,
+                &[Verb::Read, Verb::Replace, Verb::Patch, Verb::Delete],
+            ),
+        );
     }
     paths
 }
@@ -87,12 +122,17 @@ impl Verb {
     fn query(self) -> Vec<Value> {
         let parameters: &[_] = match self {
             Verb::ListEverywhere | Verb::List | Verb::DeleteAll => &LIST,
-            Verb::Create | Verb::Replace | Verb::ReplaceStatus => &[DRY_RUN, FIELD_MANAGER, FIELD_VALIDATION],
+            Verb::Create | Verb::Replace | Verb::ReplaceStatus => {
+                &[DRY_RUN, FIELD_MANAGER, FIELD_VALIDATION]
+            }
             Verb::Patch | Verb::PatchStatus => &[DRY_RUN, FIELD_MANAGER, FIELD_VALIDATION, FORCE],
             Verb::Delete => &[DRY_RUN],
             Verb::Read | Verb::ReadStatus => &[],
         };
-        parameters.iter().map(|(name, r#type, meaning)| parameter(name, "query", r#type, meaning)).collect()
+        parameters
+            .iter()
+            .map(|(name, r#type, meaning)| parameter(name, "query", r#type, meaning))
+            .collect()
     }
 }
 
@@ -106,7 +146,12 @@ fn item(kind: &Kind, named: bool, verbs: &[Verb]) -> Value {
         parameters.push(parameter("name", "path", "string", "Name of the object."));
     }
     if kind.namespaced {
-        parameters.push(parameter("namespace", "path", "string", "Namespace of the object."));
+        parameters.push(parameter(
+            "namespace",
+            "path",
+            "string",
+            "Namespace of the object.",
+        ));
     }
     if !parameters.is_empty() {
         item.insert("parameters".to_owned(), json!(parameters));
@@ -137,7 +182,12 @@ fn operation(kind: &Kind, verb: Verb) -> Value {
     let body = |component: &str, media_types: &[&str]| {
         let content: Map<String, Value> = media_types
             .iter()
-            .map(|media_type| ((*media_type).to_owned(), json!({"schema": reference(component)})))
+            .map(|media_type| {
+                (
+                    (*media_type).to_owned(),
+                    json!({"schema": reference(component)}),
+                )
+            })
             .collect();
         json!({"content": content, "required": verb != Verb::Delete && verb != Verb::DeleteAll})
     };
@@ -156,7 +206,9 @@ fn operation(kind: &Kind, verb: Verb) -> Value {
         Verb::Create | Verb::Replace | Verb::ReplaceStatus => {
             operation["requestBody"] = body(&component_name(kind), &["*/*"]);
         }
-        Verb::Patch | Verb::PatchStatus => operation["requestBody"] = body(PATCH, patch_types(kind)),
+        Verb::Patch | Verb::PatchStatus => {
+            operation["requestBody"] = body(PATCH, patch_types(kind))
+        }
         Verb::Delete | Verb::DeleteAll => operation["requestBody"] = body(DELETE_OPTIONS, &["*/*"]),
         Verb::List | Verb::ListEverywhere | Verb::Read | Verb::ReadStatus => {}
     }
@@ -171,22 +223,48 @@ fn patch_types(kind: &Kind) -> &'static [&'static str] {
         "application/merge-patch+json",
         "application/strategic-merge-patch+json",
     ];
-    if kind.origin == Origin::Custom { &ALL[..3] } else { &ALL }
+    if kind.origin == Origin::Custom {
+        &ALL[..3]
+    } else {
+        &ALL
+    }
 }
 
 /// `patchCoreV1NamespacedPersistentVolumeClaimStatus`, `listTrellisV1alpha1Pool`.
 fn operation_id(kind: &Kind, begin: &str, end: &str) -> String {
-    let group = kind.group.split('.').next().filter(|group| !group.is_empty()).unwrap_or("core");
-    let namespaced = if kind.namespaced && end != "ForAllNamespaces" { "Namespaced" } else { "" };
-    format!("{begin}{}{}{namespaced}{}{end}", capital(group), capital(kind.version), kind.kind)
+    let group = kind
+        .group
+        .split('.')
+        .next()
+        .filter(|group| !group.is_empty())
+        .unwrap_or("core");
+    let namespaced = if kind.namespaced && end != "ForAllNamespaces" {
+        "Namespaced"
+    } else {
+        ""
+    };
+    format!(
+        "{begin}{}{}{namespaced}{}{end}",
+        capital(group),
+        capital(kind.version),
+        kind.kind
+    )
 }
 
 fn tag(kind: &Kind) -> String {
-    let group = kind.group.split('.').next().filter(|group| !group.is_empty()).unwrap_or("core");
+    let group = kind
+        .group
+        .split('.')
+        .next()
+        .filter(|group| !group.is_empty())
+        .unwrap_or("core");
     format!("{group}_{}", kind.version)
 }
 
 fn capital(word: &str) -> String {
     let mut letters = word.chars();
-    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
+    letters
+        .next()
+        .map(|first| first.to_uppercase().chain(letters).collect())
+        .unwrap_or_default()
 }

@@ -26,7 +26,13 @@ pub(super) fn encode(document: &Value) -> Vec<u8> {
 }
 
 fn path_item(out: &mut Message, item: &Value) {
-    const METHODS: [(&str, u32); 5] = [("get", 2), ("put", 3), ("post", 4), ("delete", 5), ("patch", 8)];
+    const METHODS: [(&str, u32); 5] = [
+        ("get", 2),
+        ("put", 3),
+        ("post", 4),
+        ("delete", 5),
+        ("patch", 8),
+    ];
     for (method, field) in METHODS {
         if let Some(found) = item.get(method) {
             out.message(field, |out| operation(out, found));
@@ -73,7 +79,11 @@ fn parameters_item(out: &mut Message, parameter: &Value) {
         }),
         place => out.message(2, |non_body| {
             // In a path the type is field 5, in a query it is field 6.
-            let (kind, r#type, unique) = if place == Some("path") { (4, 5, 19) } else { (3, 6, 20) };
+            let (kind, r#type, unique) = if place == Some("path") {
+                (4, 5, 19)
+            } else {
+                (3, 6, 20)
+            };
             non_body.message(kind, |out| {
                 out.bool(1, &parameter["required"]);
                 out.string(2, &parameter["in"]);
@@ -104,14 +114,18 @@ fn schema(out: &mut Message, found: &Value) {
     }
     match &found["additionalProperties"] {
         Value::Bool(allowed) => out.message(21, |item| item.varint(2, u64::from(*allowed))),
-        below @ Value::Object(_) => out.message(21, |item| item.message(1, |out| schema(out, below))),
+        below @ Value::Object(_) => {
+            out.message(21, |item| item.message(1, |out| schema(out, below)))
+        }
         _ => {}
     }
     if found["type"].is_string() {
         out.message(22, |item| item.string(1, &found["type"]));
     }
     if found["items"].is_object() {
-        out.message(23, |item| item.message(1, |out| schema(out, &found["items"])));
+        out.message(23, |item| {
+            item.message(1, |out| schema(out, &found["items"]))
+        });
     }
     if found["properties"].is_object() {
         out.message(25, |properties| {

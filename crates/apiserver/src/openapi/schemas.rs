@@ -32,8 +32,14 @@ pub(super) fn of(kinds: &[&Kind]) -> Map<String, Value> {
     generator.subschema_for::<Status>();
     generator.subschema_for::<DeleteOptions>();
     generator.subschema_for::<Quantity>();
-    let roots: Vec<(&Kind, Value)> = kinds.iter().map(|kind| (*kind, root(kind, &mut generator))).collect();
-    let prefix = kinds.first().map(|kind| component_prefix(kind)).unwrap_or_default();
+    let roots: Vec<(&Kind, Value)> = kinds
+        .iter()
+        .map(|kind| (*kind, root(kind, &mut generator)))
+        .collect();
+    let prefix = kinds
+        .first()
+        .map(|kind| component_prefix(kind))
+        .unwrap_or_default();
 
     let mut schemas: Map<String, Value> = generator
         .take_definitions(true)
@@ -43,11 +49,16 @@ pub(super) fn of(kinds: &[&Kind]) -> Map<String, Value> {
     if let Some(quantity) = schemas.get_mut(QUANTITY) {
         quantity["oneOf"] = json!([{"type": "string"}, {"type": "number"}]);
     }
-    schemas.insert(PATCH.to_owned(), json!({"description": "A patch, in one of its dialects.", "type": "object"}));
+    schemas.insert(
+        PATCH.to_owned(),
+        json!({"description": "A patch, in one of its dialects.", "type": "object"}),
+    );
     for (kind, root) in roots {
         let name = component_name(kind);
         let mut schema = match root["$ref"].as_str() {
-            Some(_) => schemas.remove(&name).unwrap_or_else(|| json!({"type": "object"})),
+            Some(_) => schemas
+                .remove(&name)
+                .unwrap_or_else(|| json!({"type": "object"})),
             None => clean(root, &prefix),
         };
         finish_root(&mut schema, kind);
@@ -91,7 +102,12 @@ pub(super) fn group_version_kind(kind: &Kind) -> Value {
 
 fn component_prefix(kind: &Kind) -> String {
     if kind.origin != Origin::Custom {
-        let group = kind.group.split('.').next().filter(|group| !group.is_empty()).unwrap_or("core");
+        let group = kind
+            .group
+            .split('.')
+            .next()
+            .filter(|group| !group.is_empty())
+            .unwrap_or("core");
         return format!("io.k8s.api.{group}.{}.", kind.version);
     }
     let reversed: Vec<&str> = kind.group.rsplit('.').collect();
@@ -134,7 +150,8 @@ fn finish_root(schema: &mut Value, kind: &Kind) {
 }
 
 fn list(kind: &Kind) -> Value {
-    let gvk = json!({"group": kind.group, "version": kind.version, "kind": format!("{}List", kind.kind)});
+    let gvk =
+        json!({"group": kind.group, "version": kind.version, "kind": format!("{}List", kind.kind)});
     json!({
         "description": format!("A list of {}.", kind.plural),
         "type": "object",
@@ -151,12 +168,18 @@ fn list(kind: &Kind) -> Value {
 
 /// Rust types carry no group in their names; Kubernetes' own (`io.k8s...`) do.
 fn qualified(name: &str, prefix: &str) -> String {
-    if name.starts_with("io.k8s.") { name.to_owned() } else { format!("{prefix}{name}") }
+    if name.starts_with("io.k8s.") {
+        name.to_owned()
+    } else {
+        format!("{prefix}{name}")
+    }
 }
 
 /// One schema and all below it, in Kubernetes' habits.
 fn clean(schema: Value, prefix: &str) -> Value {
-    let Value::Object(mut schema) = schema else { return schema };
+    let Value::Object(mut schema) = schema else {
+        return schema;
+    };
     schema.remove("$schema");
     schema.remove("title");
     if let Some(Value::String(reference)) = schema.get_mut("$ref")
@@ -193,10 +216,16 @@ fn clean(schema: Value, prefix: &str) -> Value {
 
 /// The only int-or-string without a name of its own is our size, which is a quantity.
 fn mark_int_or_string(schema: &mut Map<String, Value>) {
-    let description = schema.get("description").and_then(Value::as_str).unwrap_or_default();
+    let description = schema
+        .get("description")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     if description.starts_with("IntOrString is") {
         schema.insert("format".to_owned(), json!("int-or-string"));
-        schema.insert("oneOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
+        schema.insert(
+            "oneOf".to_owned(),
+            json!([{"type": "integer"}, {"type": "string"}]),
+        );
     } else if !description.starts_with("Quantity is") {
         schema.insert("allOf".to_owned(), json!([reference(QUANTITY)]));
     }
@@ -204,9 +233,14 @@ fn mark_int_or_string(schema: &mut Map<String, Value>) {
 
 /// `anyOf: [X, null]`, which an optional field becomes, is a nullable X.
 fn join_null_alternative(schema: &mut Map<String, Value>) {
-    let is_null = |alternative: &Value| alternative["enum"] == json!([null]) || alternative["type"] == "null";
-    let Some(alternatives) = schema.get("anyOf").and_then(Value::as_array) else { return };
-    let [first, second] = alternatives.as_slice() else { return };
+    let is_null =
+        |alternative: &Value| alternative["enum"] == json!([null]) || alternative["type"] == "null";
+    let Some(alternatives) = schema.get("anyOf").and_then(Value::as_array) else {
+        return;
+    };
+    let [first, second] = alternatives.as_slice() else {
+        return;
+    };
     let other = match (is_null(first), is_null(second)) {
         (false, true) => first.clone(),
         (true, false) => second.clone(),
@@ -225,7 +259,9 @@ fn join_null_alternative(schema: &mut Map<String, Value>) {
 
 /// A Rust enum with comments on its variants is one string with a list of values.
 fn join_enum_alternatives(schema: &mut Map<String, Value>) {
-    let Some(alternatives) = schema.get("oneOf").and_then(Value::as_array) else { return };
+    let Some(alternatives) = schema.get("oneOf").and_then(Value::as_array) else {
+        return;
+    };
     let mut values = Vec::new();
     for alternative in alternatives {
         match (alternative["type"].as_str(), alternative["enum"].as_array()) {
@@ -250,7 +286,11 @@ fn mark_keyed_list(schemas: &mut Map<String, Value>, component: &str, path: &str
 }
 
 /// The schema of the field at a path with dots, wherever references and lists on the way lead.
-pub(super) fn property<'a>(schemas: &'a mut Map<String, Value>, component: &str, path: &str) -> Option<&'a mut Value> {
+pub(super) fn property<'a>(
+    schemas: &'a mut Map<String, Value>,
+    component: &str,
+    path: &str,
+) -> Option<&'a mut Value> {
     let mut component = component.to_owned();
     let mut pointer = String::new();
     for field in path.split('.') {
@@ -262,17 +302,26 @@ pub(super) fn property<'a>(schemas: &'a mut Map<String, Value>, component: &str,
 }
 
 /// Where the properties of the schema at `pointer` are: behind a reference, or behind the items of a list.
-fn resolve(schemas: &Map<String, Value>, component: &str, pointer: &str) -> Option<(String, String)> {
+fn resolve(
+    schemas: &Map<String, Value>,
+    component: &str,
+    pointer: &str,
+) -> Option<(String, String)> {
     let (mut component, mut pointer) = (component.to_owned(), pointer.to_owned());
     for _ in 0..RESOLVE_DEPTH_MAX {
         let schema = schemas.get(&component)?.pointer(&pointer)?;
-        let reference = schema.get("$ref").or_else(|| schema.pointer("/allOf/0/$ref")).and_then(Value::as_str);
+        let reference = schema
+            .get("$ref")
+            .or_else(|| schema.pointer("/allOf/0/$ref"))
+            .and_then(Value::as_str);
         if let Some(name) = reference.and_then(|reference| reference.strip_prefix(REF_PREFIX)) {
             (component, pointer) = (name.to_owned(), String::new());
         } else if schema.get("items").is_some() {
             pointer.push_str("/items");
         } else {
-            return schema.get("properties").map(|_| (component.clone(), pointer.clone()));
+            return schema
+                .get("properties")
+                .map(|_| (component.clone(), pointer.clone()));
         }
     }
     None

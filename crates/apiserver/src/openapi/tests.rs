@@ -9,7 +9,10 @@ fn document(path: &str) -> Value {
 }
 
 fn v3(kind: &Kind) -> Value {
-    document(&format!("/openapi/v3/{}", group_version_path(kind.group, kind.version)))
+    document(&format!(
+        "/openapi/v3/{}",
+        group_version_path(kind.group, kind.version)
+    ))
 }
 
 /// Every reference in a document.
@@ -34,7 +37,10 @@ fn every_kind_has_a_definition_with_its_group_version_kind() {
             let schema = &schemas[schemas::component_name(kind)];
             assert_eq!(schema["x-kubernetes-group-version-kind"], gvk, "{kind:?}");
             for field in ["apiVersion", "kind", "metadata"] {
-                assert!(schema["properties"][field].is_object(), "{kind:?} has no {field}");
+                assert!(
+                    schema["properties"][field].is_object(),
+                    "{kind:?} has no {field}"
+                );
             }
         };
         has_it(&v3(kind)["components"]["schemas"]);
@@ -45,19 +51,30 @@ fn every_kind_has_a_definition_with_its_group_version_kind() {
 #[test]
 fn every_reference_leads_somewhere() {
     // Fails when a definition is renamed in one place only.
-    for path in group_versions(kinds::all()).iter().map(|(group, version)| group_version_path(group, version)) {
+    for path in group_versions(kinds::all())
+        .iter()
+        .map(|(group, version)| group_version_path(group, version))
+    {
         let document = document(&format!("/openapi/v3/{path}"));
         let mut found = Vec::new();
         references(&document, &mut found);
         for reference in found {
-            assert!(document.pointer(reference.strip_prefix('#').unwrap()).is_some(), "{path}: {reference}");
+            assert!(
+                document
+                    .pointer(reference.strip_prefix('#').unwrap())
+                    .is_some(),
+                "{path}: {reference}"
+            );
         }
     }
     let v2 = document("/openapi/v2");
     let mut found = Vec::new();
     references(&v2, &mut found);
     for reference in found {
-        assert!(v2.pointer(reference.strip_prefix('#').unwrap()).is_some(), "v2: {reference}");
+        assert!(
+            v2.pointer(reference.strip_prefix('#').unwrap()).is_some(),
+            "v2: {reference}"
+        );
     }
 }
 
@@ -65,16 +82,34 @@ fn every_reference_leads_somewhere() {
 fn a_patch_takes_the_parameters_that_kubectl_looks_for() {
     // Fails when kubectl falls back to validation on its own side, or refuses --dry-run=server.
     for kind in kinds::all() {
-        let place = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
+        let place = if kind.namespaced {
+            "/namespaces/{namespace}"
+        } else {
+            ""
+        };
         let root = group_version_path(kind.group, kind.version);
         let path = format!("/{root}{place}/{}/{{name}}", kind.plural);
         let document = v3(kind);
         let patch = &document["paths"][&path]["patch"];
-        assert_eq!(patch["x-kubernetes-group-version-kind"], schemas::group_version_kind(kind), "{path}");
-        let names: Vec<&str> =
-            patch["parameters"].as_array().unwrap().iter().map(|parameter| parameter["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["dryRun", "fieldManager", "fieldValidation", "force"], "{path}");
-        let strategic = patch["requestBody"]["content"].get("application/strategic-merge-patch+json").is_some();
+        assert_eq!(
+            patch["x-kubernetes-group-version-kind"],
+            schemas::group_version_kind(kind),
+            "{path}"
+        );
+        let names: Vec<&str> = patch["parameters"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|parameter| parameter["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            names,
+            ["dryRun", "fieldManager", "fieldValidation", "force"],
+            "{path}"
+        );
+        let strategic = patch["requestBody"]["content"]
+            .get("application/strategic-merge-patch+json")
+            .is_some();
         assert_eq!(strategic, kind.origin != Origin::Custom, "{path}");
     }
 }
@@ -85,12 +120,23 @@ fn lists_that_the_server_merges_by_key_say_so() {
     let mut marked = 0;
     for kind in kinds::all() {
         let document = v3(kind);
-        let mut schemas = document["components"]["schemas"].as_object().unwrap().clone();
+        let mut schemas = document["components"]["schemas"]
+            .as_object()
+            .unwrap()
+            .clone();
         for (path, keys) in kind.keyed_lists {
             let list = schemas::property(&mut schemas, &schemas::component_name(kind), path);
             let list = list.unwrap_or_else(|| panic!("{kind:?} has no field {path}"));
-            assert_eq!(list["x-kubernetes-list-map-keys"], json!(keys), "{kind:?} {path}");
-            assert_eq!(list["x-kubernetes-patch-merge-key"], json!(keys[0]), "{kind:?} {path}");
+            assert_eq!(
+                list["x-kubernetes-list-map-keys"],
+                json!(keys),
+                "{kind:?} {path}"
+            );
+            assert_eq!(
+                list["x-kubernetes-patch-merge-key"],
+                json!(keys[0]),
+                "{kind:?} {path}"
+            );
             marked += 1;
         }
         for path in kind.atomic_maps {
@@ -108,11 +154,22 @@ fn sizes_are_quantities_and_enums_are_strings() {
     let document = document("/openapi/v3/apis/trellis.dev/v1alpha1");
     let schemas = &document["components"]["schemas"];
     let capacity = &schemas["dev.trellis.v1alpha1.VolumeSpec"]["properties"]["capacity"];
-    assert_eq!(capacity["allOf"], json!([schemas::reference(schemas::QUANTITY)]));
-    assert_eq!(schemas[schemas::QUANTITY]["oneOf"], json!([{"type": "string"}, {"type": "number"}]));
+    assert_eq!(
+        capacity["allOf"],
+        json!([schemas::reference(schemas::QUANTITY)])
+    );
+    assert_eq!(
+        schemas[schemas::QUANTITY]["oneOf"],
+        json!([{"type": "string"}, {"type": "number"}])
+    );
     let phase = &schemas["dev.trellis.v1alpha1.VolumePhase"];
     assert_eq!(phase["type"], "string");
-    assert!(phase["enum"].as_array().unwrap().contains(&json!("Resizing")));
+    assert!(
+        phase["enum"]
+            .as_array()
+            .unwrap()
+            .contains(&json!("Resizing"))
+    );
     assert!(!document.to_string().contains("x-kubernetes-int-or-string"));
 }
 
@@ -123,7 +180,11 @@ fn the_index_points_to_documents_and_names_their_content() {
     let paths = index["paths"].as_object().unwrap();
     assert_eq!(paths.len(), group_versions(kinds::all()).len());
     for (path, entry) in paths {
-        let (url, hash) = entry["serverRelativeURL"].as_str().unwrap().split_once("?hash=").unwrap();
+        let (url, hash) = entry["serverRelativeURL"]
+            .as_str()
+            .unwrap()
+            .split_once("?hash=")
+            .unwrap();
         assert_eq!(url, format!("/openapi/v3/{path}"));
         assert_eq!(hash.len(), 16);
         assert!(respond(kinds::all(), url, "").is_some());
@@ -136,10 +197,22 @@ fn the_index_points_to_documents_and_names_their_content() {
 fn old_kubectl_gets_protobuf_and_everyone_else_json() {
     // Fails when client-go's names for the encoding are not recognised.
     for (accept, protobuf) in [
-        ("application/com.github.proto-openapi.spec.v2@v1.0+protobuf", true),
-        ("application/com.github.proto-openapi.spec.v2@v1.0.protobuf", true),
-        ("application/com.github.proto-openapi.spec.v2.v1.0+protobuf, application/json", true),
-        ("application/json, application/com.github.proto-openapi.spec.v2@v1.0+protobuf", false),
+        (
+            "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+            true,
+        ),
+        (
+            "application/com.github.proto-openapi.spec.v2@v1.0.protobuf",
+            true,
+        ),
+        (
+            "application/com.github.proto-openapi.spec.v2.v1.0+protobuf, application/json",
+            true,
+        ),
+        (
+            "application/json, application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+            false,
+        ),
         ("*/*", false),
         ("", false),
     ] {
@@ -216,17 +289,32 @@ fn the_protobuf_says_what_the_json_says() {
     assert_eq!(text(one(&bytes, 1)), "2.0");
 
     let definitions = all(&one(&bytes, 9), 1);
-    assert_eq!(definitions.len(), json["definitions"].as_object().unwrap().len());
+    assert_eq!(
+        definitions.len(),
+        json["definitions"].as_object().unwrap().len()
+    );
     for definition in definitions {
         let (name, schema) = (text(one(&definition, 1)), one(&definition, 2));
         let wanted = &json["definitions"][&name];
-        assert_eq!(text(one(&schema, 4)), wanted["description"].as_str().unwrap_or_default(), "{name}");
-        assert_eq!(text(one(&one(&schema, 22), 1)), wanted["type"].as_str().unwrap_or_default(), "{name}");
+        assert_eq!(
+            text(one(&schema, 4)),
+            wanted["description"].as_str().unwrap_or_default(),
+            "{name}"
+        );
+        assert_eq!(
+            text(one(&one(&schema, 22), 1)),
+            wanted["type"].as_str().unwrap_or_default(),
+            "{name}"
+        );
         for property in all(&one(&schema, 25), 1) {
             let (field, property) = (text(one(&property, 1)), one(&property, 2));
             let wanted = &wanted["properties"][&field];
             assert!(wanted.is_object(), "{name} has no {field}");
-            assert_eq!(text(one(&property, 1)), wanted["$ref"].as_str().unwrap_or_default(), "{name}.{field}");
+            assert_eq!(
+                text(one(&property, 1)),
+                wanted["$ref"].as_str().unwrap_or_default(),
+                "{name}.{field}"
+            );
         }
         for extension in all(&schema, 31) {
             let value: Value = serde_json::from_slice(&one(&one(&extension, 2), 2)).unwrap();
@@ -248,7 +336,10 @@ fn the_protobuf_says_what_the_json_says() {
             .map(text)
             .filter(|name| !name.is_empty())
             .collect();
-        assert_eq!(names, ["dryRun", "fieldManager", "fieldValidation", "force"]);
+        assert_eq!(
+            names,
+            ["dryRun", "fieldManager", "fieldValidation", "force"]
+        );
         assert_eq!(all(&patch, 13).len(), 2, "action and group-version-kind");
     }
 }
@@ -256,10 +347,22 @@ fn the_protobuf_says_what_the_json_says() {
 #[test]
 fn a_parameter_of_a_path_is_required_in_the_protobuf_too() {
     // Fails when booleans are written under a wrong number or in a wrong way.
-    let (_, bytes) = respond(kinds::all(), "/openapi/v2", "application/x.proto-openapi.spec.v2+protobuf").unwrap();
-    let path = all(&one(&bytes, 8), 2).into_iter().find(|path| text(one(path, 1)) == "/api/v1/namespaces/{name}").unwrap();
+    let (_, bytes) = respond(
+        kinds::all(),
+        "/openapi/v2",
+        "application/x.proto-openapi.spec.v2+protobuf",
+    )
+    .unwrap();
+    let path = all(&one(&bytes, 8), 2)
+        .into_iter()
+        .find(|path| text(one(path, 1)) == "/api/v1/namespaces/{name}")
+        .unwrap();
     let parameter = one(&one(&one(&path, 2), 9), 1);
     let in_path = one(&one(&parameter, 2), 4);
     assert_eq!(text(one(&in_path, 4)), "name");
-    assert!(decode(&in_path).iter().any(|(number, field)| *number == 1 && matches!(field, Field::Number(1))));
+    assert!(
+        decode(&in_path)
+            .iter()
+            .any(|(number, field)| *number == 1 && matches!(field, Field::Number(1)))
+    );
 }

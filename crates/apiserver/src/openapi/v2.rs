@@ -6,7 +6,9 @@ use super::schemas::REF_PREFIX;
 
 /// One path with its operations.
 pub(super) fn path_item(item: Value) -> Value {
-    let Value::Object(item) = item else { return item };
+    let Value::Object(item) = item else {
+        return item;
+    };
     let converted: Map<String, Value> = item
         .into_iter()
         .map(|(name, value)| match (name.as_str(), value) {
@@ -18,7 +20,9 @@ pub(super) fn path_item(item: Value) -> Value {
 }
 
 fn operation(operation: Value) -> Value {
-    let Value::Object(mut operation) = operation else { return operation };
+    let Value::Object(mut operation) = operation else {
+        return operation;
+    };
     let mut parameters = Vec::new();
     if let Some(Value::Object(body)) = operation.remove("requestBody") {
         let content = body.get("content").and_then(Value::as_object);
@@ -39,7 +43,10 @@ fn operation(operation: Value) -> Value {
     if let Some(Value::Object(responses)) = operation.get_mut("responses") {
         for response in responses.values_mut().filter_map(Value::as_object_mut) {
             if let Some(content) = response.remove("content") {
-                response.insert("schema".to_owned(), schema(content["application/json"]["schema"].clone()));
+                response.insert(
+                    "schema".to_owned(),
+                    schema(content["application/json"]["schema"].clone()),
+                );
             }
         }
     }
@@ -50,7 +57,9 @@ fn operation(operation: Value) -> Value {
 
 /// The type of a parameter stands beside its name.
 fn parameter(parameter: Value) -> Value {
-    let Value::Object(mut parameter) = parameter else { return parameter };
+    let Value::Object(mut parameter) = parameter else {
+        return parameter;
+    };
     if let Some(Value::Object(schema)) = parameter.remove("schema") {
         parameter.extend(schema);
     }
@@ -59,7 +68,9 @@ fn parameter(parameter: Value) -> Value {
 
 /// One schema and all below it.
 pub(super) fn schema(value: Value) -> Value {
-    let Value::Object(mut found) = value else { return value };
+    let Value::Object(mut found) = value else {
+        return value;
+    };
     found.remove("nullable");
     found.remove("default");
     found.remove("anyOf");
@@ -68,7 +79,11 @@ pub(super) fn schema(value: Value) -> Value {
         // Quantities and int-or-strings: a string, which to kubectl's validation may also be a number.
         found.insert("type".to_owned(), json!("string"));
     }
-    if let Some(reference) = found.get("allOf").and_then(|all| all.pointer("/0/$ref")).cloned() {
+    if let Some(reference) = found
+        .get("allOf")
+        .and_then(|all| all.pointer("/0/$ref"))
+        .cloned()
+    {
         found.remove("allOf");
         found.insert("$ref".to_owned(), reference);
     }

@@ -2,7 +2,10 @@ use super::*;
 use crate::kinds;
 
 fn kind(plural: &str) -> &'static Kind {
-    kinds::all().iter().find(|kind| kind.plural == plural).unwrap()
+    kinds::all()
+        .iter()
+        .find(|kind| kind.plural == plural)
+        .unwrap()
 }
 
 fn now() -> Timestamp {
@@ -11,21 +14,39 @@ fn now() -> Timestamp {
 
 /// The table as `kubectl get -o wide` would print it.
 fn wide(plural: &str, objects: &[Value]) -> String {
-    let table = render(kind(plural), objects, json!({"resourceVersion": "7"}), IncludeObject::None, now());
+    let table = render(
+        kind(plural),
+        objects,
+        json!({"resourceVersion": "7"}),
+        IncludeObject::None,
+        now(),
+    );
     let mut lines = vec![Vec::new()];
     for column in table["columnDefinitions"].as_array().unwrap() {
         lines[0].push(column["name"].as_str().unwrap().to_uppercase());
     }
     for row in table["rows"].as_array().unwrap() {
         let cells = row["cells"].as_array().unwrap();
-        lines.push(cells.iter().map(|cell| cell.as_str().map_or(cell.to_string(), str::to_owned)).collect());
+        lines.push(
+            cells
+                .iter()
+                .map(|cell| cell.as_str().map_or(cell.to_string(), str::to_owned))
+                .collect(),
+        );
     }
     let width = |at: usize| lines.iter().map(|line| line[at].len()).max().unwrap();
     let print = |line: &Vec<String>| {
-        let cells: Vec<String> = line.iter().enumerate().map(|(at, cell)| format!("{cell:0$}", width(at))).collect();
+        let cells: Vec<String> = line
+            .iter()
+            .enumerate()
+            .map(|(at, cell)| format!("{cell:0$}", width(at)))
+            .collect();
         cells.join("   ").trim_end().to_owned()
     };
-    format!("{plural}\n{}\n", lines.iter().map(print).collect::<Vec<_>>().join("\n"))
+    format!(
+        "{plural}\n{}\n",
+        lines.iter().map(print).collect::<Vec<_>>().join("\n")
+    )
 }
 
 #[test]
@@ -58,8 +79,17 @@ fn claims_volumes_and_classes_print_as_in_a_cluster() {
     });
     let tables = [
         wide("persistentvolumeclaims", &[bound, pending, leaving]),
-        wide("persistentvolumes", &[volume, json!({"metadata": meta("pv-2")})]),
-        wide("storageclasses", &[class, json!({"metadata": meta("plain"), "provisioner": "x"})]),
+        wide(
+            "persistentvolumes",
+            &[volume, json!({"metadata": meta("pv-2")})],
+        ),
+        wide(
+            "storageclasses",
+            &[
+                class,
+                json!({"metadata": meta("plain"), "provisioner": "x"}),
+            ],
+        ),
     ]
     .join("\n");
     insta::assert_snapshot!(tables);
@@ -68,7 +98,8 @@ fn claims_volumes_and_classes_print_as_in_a_cluster() {
 #[test]
 fn the_other_kinds_of_a_cluster_print_as_in_a_cluster() {
     // Fails when a heading, the order of columns or the form of a cell differs from what kubectl's users know.
-    let meta = json!({"name": "a", "namespace": "default", "creationTimestamp": "2026-02-27T10:00:00Z"});
+    let meta =
+        json!({"name": "a", "namespace": "default", "creationTimestamp": "2026-02-27T10:00:00Z"});
     let node = json!({
         "metadata": {"name": "n1", "labels": {"node-role.kubernetes.io/control-plane": "", "kubernetes.io/role": "db"}},
         "spec": {"unschedulable": true},
@@ -92,13 +123,25 @@ fn the_other_kinds_of_a_cluster_print_as_in_a_cluster() {
     });
     let single_event = json!({"metadata": meta, "eventTime": "2026-03-01T11:59:50.000001Z", "reportingComponent": "trellis"});
     let tables = [
-        wide("namespaces", &[json!({"metadata": meta, "status": {"phase": "Active"}})]),
+        wide(
+            "namespaces",
+            &[json!({"metadata": meta, "status": {"phase": "Active"}})],
+        ),
         wide("nodes", &[node, json!({"metadata": meta})]),
         wide("pods", &[pod]),
-        wide("configmaps", &[json!({"metadata": meta, "data": {"k": "v"}, "binaryData": {"b": ""}})]),
-        wide("secrets", &[json!({"metadata": meta, "type": "Opaque", "data": {"k": ""}})]),
+        wide(
+            "configmaps",
+            &[json!({"metadata": meta, "data": {"k": "v"}, "binaryData": {"b": ""}})],
+        ),
+        wide(
+            "secrets",
+            &[json!({"metadata": meta, "type": "Opaque", "data": {"k": ""}})],
+        ),
         wide("events", &[event, single_event]),
-        wide("leases", &[json!({"metadata": meta, "spec": {"holderIdentity": "n1"}})]),
+        wide(
+            "leases",
+            &[json!({"metadata": meta, "spec": {"holderIdentity": "n1"}})],
+        ),
     ]
     .join("\n");
     insta::assert_snapshot!(tables);
@@ -157,7 +200,10 @@ fn a_row_carries_of_its_object_what_the_client_asked_for() {
     );
     assert_eq!(row(IncludeObject::Object), object);
     assert_eq!(row(IncludeObject::None), Value::Null);
-    assert_eq!(IncludeObject::parse("Metadata"), Some(IncludeObject::Metadata));
+    assert_eq!(
+        IncludeObject::parse("Metadata"),
+        Some(IncludeObject::Metadata)
+    );
     assert_eq!(IncludeObject::parse("metadata"), None);
 }
 
@@ -168,10 +214,19 @@ fn only_a_client_that_prefers_a_table_gets_one() {
     for (accept, wants) in [
         (kubectl, true),
         ("application/json; as=Table; g=meta.k8s.io; v=v1", true),
-        ("application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json;as=Table;g=meta.k8s.io;v=v1", true),
+        (
+            "application/vnd.kubernetes.protobuf;as=Table;g=meta.k8s.io;v=v1,application/json;as=Table;g=meta.k8s.io;v=v1",
+            true,
+        ),
         ("application/json", false),
-        ("application/json,application/json;as=Table;v=v1;g=meta.k8s.io", false),
-        ("application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json", false),
+        (
+            "application/json,application/json;as=Table;v=v1;g=meta.k8s.io",
+            false,
+        ),
+        (
+            "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json",
+            false,
+        ),
         ("application/json;as=Table;v=v1beta1;g=meta.k8s.io", false),
         ("", false),
         ("*/*", false),

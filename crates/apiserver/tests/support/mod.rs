@@ -29,7 +29,8 @@ impl Server {
     pub(crate) fn start() -> Server {
         let directory = tempfile::tempdir().unwrap();
         let runtime = Runtime::new().unwrap();
-        let api = runtime.block_on(async { EmbeddedApi::open(directory.path().join("store")).unwrap() });
+        let api =
+            runtime.block_on(async { EmbeddedApi::open(directory.path().join("store")).unwrap() });
         let pki = Pki::open(directory.path()).unwrap();
         let listener = runtime.block_on(listen::bind(0)).unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
@@ -43,9 +44,26 @@ impl Server {
                 .await;
             }
         });
-        let server = Server { directory, stop: Some(stop), runtime: Some(runtime), url, pki };
-        kubeconfig::write(&server.kubeconfig(), &server.url, &server.pki.ca_pem, &server.pki.token).unwrap();
-        server.kubectl_with("apply -f -", "apiVersion: v1\nkind: Namespace\nmetadata: {name: default}").unwrap();
+        let server = Server {
+            directory,
+            stop: Some(stop),
+            runtime: Some(runtime),
+            url,
+            pki,
+        };
+        kubeconfig::write(
+            &server.kubeconfig(),
+            &server.url,
+            &server.pki.ca_pem,
+            &server.pki.token,
+        )
+        .unwrap();
+        server
+            .kubectl_with(
+                "apply -f -",
+                "apiVersion: v1\nkind: Namespace\nmetadata: {name: default}",
+            )
+            .unwrap();
         server
     }
 
@@ -67,12 +85,21 @@ impl Server {
     /// Runs kubectl with these words and this input.
     pub(crate) fn kubectl_with(&self, arguments: &str, input: &str) -> Result<String, String> {
         let mut child = self.spawn(arguments, &self.kubeconfig());
-        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(input.as_bytes())
+            .unwrap();
         outcome(child.wait_with_output().unwrap())
     }
 
     /// Runs kubectl as someone who knows the server but has another token.
-    pub(crate) fn kubectl_with_token(&self, arguments: &str, token: &str) -> Result<String, String> {
+    pub(crate) fn kubectl_with_token(
+        &self,
+        arguments: &str,
+        token: &str,
+    ) -> Result<String, String> {
         let text = std::fs::read_to_string(self.kubeconfig()).unwrap();
         let path = self.path().join("other-kubeconfig");
         std::fs::write(&path, text.replace(self.pki.token.as_str(), token)).unwrap();
@@ -97,7 +124,10 @@ impl Server {
                 }
             }
         });
-        Watch { child, lines: receiver }
+        Watch {
+            child,
+            lines: receiver,
+        }
     }
 
     fn spawn(&self, arguments: &str, kubeconfig: &Path) -> Child {
@@ -113,7 +143,9 @@ impl Server {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("{program:?} cannot be run ({error}); run `make setup` to install kubectl"))
+            .unwrap_or_else(|error| {
+                panic!("{program:?} cannot be run ({error}); run `make setup` to install kubectl")
+            })
     }
 }
 

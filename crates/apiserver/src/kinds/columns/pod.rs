@@ -9,11 +9,21 @@ use crate::kind::Column;
 
 pub(crate) static POD: &[Column] = &[
     NAME,
-    column("Ready", 0, "The aggregate readiness state of this pod for accepting traffic.", |pod, _| {
-        let summary = Summary::of(pod);
-        json!(format!("{}/{}", summary.ready, summary.containers))
-    }),
-    column("Status", 0, "The aggregate status of the containers in this pod.", |pod, _| json!(Summary::of(pod).reason)),
+    column(
+        "Ready",
+        0,
+        "The aggregate readiness state of this pod for accepting traffic.",
+        |pod, _| {
+            let summary = Summary::of(pod);
+            json!(format!("{}/{}", summary.ready, summary.containers))
+        },
+    ),
+    column(
+        "Status",
+        0,
+        "The aggregate status of the containers in this pod.",
+        |pod, _| json!(Summary::of(pod).reason),
+    ),
     column(
         "Restarts",
         0,
@@ -21,12 +31,24 @@ pub(crate) static POD: &[Column] = &[
         |pod, now| json!(Summary::of(pod).restarts.show(now)),
     ),
     AGE,
-    column("IP", 1, "First address of the pod.", |pod, _| or(pod, "/status/podIPs/0/ip", NONE)),
-    column("Node", 1, "Node on which the pod runs.", |pod, _| or(pod, "/spec/nodeName", NONE)),
-    column("Nominated Node", 1, "Node that is being cleared for the pod.", |pod, _| {
-        or(pod, "/status/nominatedNodeName", NONE)
+    column("IP", 1, "First address of the pod.", |pod, _| {
+        or(pod, "/status/podIPs/0/ip", NONE)
     }),
-    column("Readiness Gates", 1, "How many of the pod's readiness gates are open.", readiness_gates),
+    column("Node", 1, "Node on which the pod runs.", |pod, _| {
+        or(pod, "/spec/nodeName", NONE)
+    }),
+    column(
+        "Nominated Node",
+        1,
+        "Node that is being cleared for the pod.",
+        |pod, _| or(pod, "/status/nominatedNodeName", NONE),
+    ),
+    column(
+        "Readiness Gates",
+        1,
+        "How many of the pod's readiness gates are open.",
+        readiness_gates,
+    ),
 ];
 
 /// What the three middle columns show, found in one walk over the container statuses.
@@ -46,7 +68,9 @@ struct Restarts {
 
 impl Restarts {
     fn add(&mut self, status: &Value) {
-        self.count += item(status, "/restartCount").and_then(Value::as_i64).unwrap_or(0);
+        self.count += item(status, "/restartCount")
+            .and_then(Value::as_i64)
+            .unwrap_or(0);
         let finished = item(status, "/lastState/terminated/finishedAt").and_then(Value::as_str);
         // Kubernetes writes its timestamps in UTC at one precision, so they sort as text.
         if finished > self.last.as_deref() {
@@ -56,7 +80,9 @@ impl Restarts {
 
     fn show(&self, now: Timestamp) -> String {
         match &self.last {
-            Some(last) if self.count != 0 => format!("{} ({} ago)", self.count, since(Some(&json!(last)), now)),
+            Some(last) if self.count != 0 => {
+                format!("{} ({} ago)", self.count, since(Some(&json!(last)), now))
+            }
             _ => self.count.to_string(),
         }
     }
@@ -64,7 +90,10 @@ impl Restarts {
 
 impl Summary {
     fn of(pod: &Value) -> Self {
-        let sidecars = list(pod, "/spec/initContainers").iter().filter(|container| is_sidecar(container)).count();
+        let sidecars = list(pod, "/spec/initContainers")
+            .iter()
+            .filter(|container| is_sidecar(container))
+            .count();
         let mut summary = Summary {
             ready: 0,
             containers: count(pod, "/spec/containers") + sidecars,
@@ -89,9 +118,14 @@ impl Summary {
     fn walk_init_containers(&mut self, pod: &Value) -> bool {
         let specs = list(pod, "/spec/initContainers");
         let mut of_sidecars = Restarts::default();
-        for (index, status) in list(pod, "/status/initContainerStatuses").iter().enumerate() {
-            let sidecar =
-                specs.iter().find(|spec| spec["name"] == status["name"]).is_some_and(is_sidecar);
+        for (index, status) in list(pod, "/status/initContainerStatuses")
+            .iter()
+            .enumerate()
+        {
+            let sidecar = specs
+                .iter()
+                .find(|spec| spec["name"] == status["name"])
+                .is_some_and(is_sidecar);
             self.restarts.add(status);
             if sidecar {
                 of_sidecars.add(status);
@@ -143,7 +177,9 @@ impl Summary {
 }
 
 fn list<'a>(object: &'a Value, path: &str) -> &'a [Value] {
-    item(object, path).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    item(object, path)
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// An init container that stays: it is restarted for ever and counts as a container.
@@ -152,9 +188,9 @@ fn is_sidecar(container: &Value) -> bool {
 }
 
 fn reason_of_the_pod(pod: &Value) -> String {
-    let gated = list(pod, "/status/conditions")
-        .iter()
-        .any(|condition| condition["type"] == "PodScheduled" && condition["reason"] == "SchedulingGated");
+    let gated = list(pod, "/status/conditions").iter().any(|condition| {
+        condition["type"] == "PodScheduled" && condition["reason"] == "SchedulingGated"
+    });
     if gated {
         return "SchedulingGated".to_owned();
     }
@@ -178,7 +214,10 @@ fn readiness_gates(pod: &Value, _now: Timestamp) -> Value {
     if gates.is_empty() {
         return json!(NONE);
     }
-    let open = gates.iter().filter(|gate| condition(pod, str_of(gate, "/conditionType")) == Some("True")).count();
+    let open = gates
+        .iter()
+        .filter(|gate| condition(pod, str_of(gate, "/conditionType")) == Some("True"))
+        .count();
     json!(format!("{open}/{}", gates.len()))
 }
 
@@ -189,7 +228,11 @@ mod tests {
     fn show(pod: &Value) -> (String, String, String) {
         let summary = Summary::of(pod);
         let now = Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_hours(1);
-        (format!("{}/{}", summary.ready, summary.containers), summary.reason, summary.restarts.show(now))
+        (
+            format!("{}/{}", summary.ready, summary.containers),
+            summary.reason,
+            summary.restarts.show(now),
+        )
     }
 
     fn row(ready: &str, reason: &str, restarts: &str) -> (String, String, String) {

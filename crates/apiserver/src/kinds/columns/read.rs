@@ -36,7 +36,11 @@ pub(super) fn count(object: &Value, path: &str) -> usize {
 /// The `status` of one of the object's conditions.
 pub(super) fn condition<'a>(object: &'a Value, r#type: &str) -> Option<&'a str> {
     let conditions = item(object, "/status/conditions")?.as_array()?;
-    conditions.iter().find(|condition| condition["type"] == r#type)?.get("status")?.as_str()
+    conditions
+        .iter()
+        .find(|condition| condition["type"] == r#type)?
+        .get("status")?
+        .as_str()
 }
 
 /// Time since the object was created.
@@ -46,7 +50,10 @@ pub(super) fn age(object: &Value, now: Timestamp) -> Value {
 
 /// Time since a timestamp, as kubectl's users know it; an absent one is unknown.
 pub(super) fn since(time: Option<&Value>, now: Timestamp) -> String {
-    match time.and_then(Value::as_str).and_then(|time| time.parse::<Timestamp>().ok()) {
+    match time
+        .and_then(Value::as_str)
+        .and_then(|time| time.parse::<Timestamp>().ok())
+    {
         Some(time) => human_duration(now.duration_since(time).as_secs()),
         None => UNKNOWN.to_owned(),
     }
@@ -61,7 +68,13 @@ fn human_duration(seconds: i64) -> String {
     const DAY: i64 = 24 * HOUR;
     const YEAR: i64 = 365 * DAY;
     const AHEAD_SECONDS_MAX: i64 = 1;
-    const UNITS: [(i64, &str); 5] = [(1, "s"), (MINUTE, "m"), (HOUR, "h"), (DAY, "d"), (YEAR, "y")];
+    const UNITS: [(i64, &str); 5] = [
+        (1, "s"),
+        (MINUTE, "m"),
+        (HOUR, "h"),
+        (DAY, "d"),
+        (YEAR, "y"),
+    ];
     // Below each limit: the unit that counts, and whether the next smaller one is shown beside it.
     const LIMITS: [(i64, usize, bool); 9] = [
         (2 * MINUTE, 0, false),
@@ -78,7 +91,10 @@ fn human_duration(seconds: i64) -> String {
         return "<invalid>".to_owned();
     }
     let seconds = seconds.max(0);
-    let (_, at, with_smaller) = LIMITS.into_iter().find(|(below, ..)| seconds < *below).unwrap_or(LIMITS[8]);
+    let (_, at, with_smaller) = LIMITS
+        .into_iter()
+        .find(|(below, ..)| seconds < *below)
+        .unwrap_or(LIMITS[8]);
     let (unit, suffix) = UNITS[at];
     let shown = format!("{}{suffix}", seconds / unit);
     if with_smaller {

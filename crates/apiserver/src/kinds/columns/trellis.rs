@@ -7,22 +7,42 @@ use super::read::{condition, or, text};
 use super::{AGE, NAME, NONE, UNKNOWN, column, str_of};
 use crate::kind::Column;
 
-const REQUESTED: Column = column("Requested", 0, "Size that is asked for.", |o, _| text(o, "/spec/capacity"));
-const CAPACITY: Column = column("Capacity", 0, "Size that was measured.", |o, _| text(o, "/status/capacity"));
-const PHASE: Column = column("Phase", 0, "State in one word.", |o, _| text(o, "/status/phase"));
-const REASON: Column = column("Reason", 1, "What keeps it, by its code.", |o, _| text(o, "/status/hold/reason"));
+const REQUESTED: Column = column("Requested", 0, "Size that is asked for.", |o, _| {
+    text(o, "/spec/capacity")
+});
+const CAPACITY: Column = column("Capacity", 0, "Size that was measured.", |o, _| {
+    text(o, "/status/capacity")
+});
+const PHASE: Column = column("Phase", 0, "State in one word.", |o, _| {
+    text(o, "/status/phase")
+});
+const REASON: Column = column("Reason", 1, "What keeps it, by its code.", |o, _| {
+    text(o, "/status/hold/reason")
+});
 const NODE: Column = column("Node", 0, "Node it is on.", |o, _| text(o, "/spec/node"));
-const OF_VOLUME: Column = column("Volume", 0, "Volume it belongs to.", |o, _| text(o, "/spec/volume"));
+const OF_VOLUME: Column = column("Volume", 0, "Volume it belongs to.", |o, _| {
+    text(o, "/spec/volume")
+});
 
 pub(crate) static POOL: &[Column] = &[
     NAME,
     NODE,
-    column("Capacity", 0, "Size of the filesystem below.", |o, _| text(o, "/status/capacity/total")),
-    column("Allocated", 0, "What replicas take of it.", |o, _| text(o, "/status/capacity/allocated")),
-    column("Free", 0, "What is free on it.", |o, _| text(o, "/status/capacity/free")),
-    column("Ready", 0, "Whether its node can use it.", |o, _| json!(condition(o, "Ready").unwrap_or("Unknown"))),
+    column("Capacity", 0, "Size of the filesystem below.", |o, _| {
+        text(o, "/status/capacity/total")
+    }),
+    column("Allocated", 0, "What replicas take of it.", |o, _| {
+        text(o, "/status/capacity/allocated")
+    }),
+    column("Free", 0, "What is free on it.", |o, _| {
+        text(o, "/status/capacity/free")
+    }),
+    column("Ready", 0, "Whether its node can use it.", |o, _| {
+        json!(condition(o, "Ready").unwrap_or("Unknown"))
+    }),
     AGE,
-    column("Path", 1, "Directory on its node.", |o, _| text(o, "/spec/path")),
+    column("Path", 1, "Directory on its node.", |o, _| {
+        text(o, "/spec/path")
+    }),
 ];
 
 pub(crate) static VOLUME: &[Column] = &[
@@ -32,9 +52,18 @@ pub(crate) static VOLUME: &[Column] = &[
     CAPACITY,
     PHASE,
     AGE,
-    column("Class", 1, "StorageClass of the claim.", |o, _| text(o, "/spec/class")),
-    column("Replicas", 1, "Number of copies.", |o, _| text(o, "/spec/replicas")),
-    column("Filesystem", 1, "Filesystem on it; none for a block volume.", |o, _| or(o, "/spec/filesystem", NONE)),
+    column("Class", 1, "StorageClass of the claim.", |o, _| {
+        text(o, "/spec/class")
+    }),
+    column("Replicas", 1, "Number of copies.", |o, _| {
+        text(o, "/spec/replicas")
+    }),
+    column(
+        "Filesystem",
+        1,
+        "Filesystem on it; none for a block volume.",
+        |o, _| or(o, "/spec/filesystem", NONE),
+    ),
     REASON,
 ];
 
@@ -49,23 +78,39 @@ pub(crate) static REPLICA: &[Column] = &[
     PHASE,
     AGE,
     column("Node", 1, "Node of its pool.", |o, _| text(o, "/spec/node")),
-    column("Path", 1, "File that holds the bytes.", |o, _| text(o, "/status/path")),
+    column("Path", 1, "File that holds the bytes.", |o, _| {
+        text(o, "/status/path")
+    }),
     REASON,
 ];
 
 pub(crate) static ATTACHMENT: &[Column] = &[
     NAME,
-    column("Claim", 0, "Claim that is attached.", |o, _| text(o, "/spec/claimName")),
+    column("Claim", 0, "Claim that is attached.", |o, _| {
+        text(o, "/spec/claimName")
+    }),
     NODE,
     column("Path", 0, "Where it appears.", |o, _| text(o, "/spec/path")),
-    column("Size", 0, "Size that its consumer can rely on.", |o, _| text(o, "/status/capacity")),
-    column("State", 0, "State in one word.", |o, _| or(o, "/status/phase", UNKNOWN)),
+    column("Size", 0, "Size that its consumer can rely on.", |o, _| {
+        text(o, "/status/capacity")
+    }),
+    column("State", 0, "State in one word.", |o, _| {
+        or(o, "/status/phase", UNKNOWN)
+    }),
     AGE,
-    column("Device", 1, "Block device on the node.", |o, _| or(o, "/status/device", NONE)),
-    column("Via", 1, "Way that the bytes take.", |o, _| or(o, "/status/via", NONE)),
+    column("Device", 1, "Block device on the node.", |o, _| {
+        or(o, "/status/device", NONE)
+    }),
+    column("Via", 1, "Way that the bytes take.", |o, _| {
+        or(o, "/status/via", NONE)
+    }),
     REASON,
 ];
 
 fn claim(volume: &Value, _now: Timestamp) -> Value {
-    json!(format!("{}/{}", str_of(volume, "/spec/claim/namespace"), str_of(volume, "/spec/claim/name")))
+    json!(format!(
+        "{}/{}",
+        str_of(volume, "/spec/claim/namespace"),
+        str_of(volume, "/spec/claim/name")
+    ))
 }

@@ -172,7 +172,7 @@ impl Files {
         };
         let (Ok(tls), true) = (
             server_config(&certificate, &key),
-            is_trusted(&ca, &certificate),
+            is_trusted(&ca, &certificate, UnixTime::now()),
         ) else {
             tracing::warn!(directory = ?self.ca.parent(), "the server's certificate is expired or damaged; making a new one");
             return Ok(None);
@@ -239,8 +239,7 @@ fn server_config(certificate: &str, key: &str) -> Result<Arc<ServerConfig>, rust
 }
 
 /// Whether a client that trusts `ca` would trust `certificate`, under each of its names, and for a while to come.
-fn is_trusted(ca: &str, certificate: &str) -> bool {
-    let now = UnixTime::now();
+fn is_trusted(ca: &str, certificate: &str, now: UnixTime) -> bool {
     let soon = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + RENEW_BEFORE);
     let (Ok(ca), Ok(certificate)) = (
         CertificateDer::from_pem_slice(ca.as_bytes()),
@@ -353,6 +352,26 @@ mod tests {
                 "a damaged {name}"
             );
         }
+    }
+
+    #[test]
+    fn a_certificate_is_renewed_before_it_expires() {
+        // Fails when clients would meet an expired certificate, or one that was just made is refused.
+        const DAY: u64 = 24 * 60 * 60;
+        let directory = tempfile::tempdir().unwrap();
+        Pki::open(directory.path()).unwrap();
+        let text = |name| std::fs::read_to_string(directory.path().join("pki").join(name)).unwrap();
+        let (ca, certificate) = (text("ca.crt"), text("server.crt"));
+        let in_days = |days: u64| {
+            let then = UnixTime::now().as_secs() + days * DAY;
+            is_trusted(
+                &ca,
+                &certificate,
+                UnixTime::since_unix_epoch(Duration::from_secs(then)),
+            )
+        };
+        assert!(in_days(0) && in_days(9 * 365));
+        assert!(!in_days(10 * 365 - 20) && !in_days(11 * 365));
     }
 
     #[test]

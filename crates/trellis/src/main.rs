@@ -1,1 +1,57 @@
-fn main() {}
+//! Volumes that grow while they are in use: one binary.
+
+mod claim_view;
+mod cli;
+mod cmd;
+mod connect;
+mod crash;
+mod exit;
+mod machine;
+mod output;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Verb};
+use crate::exit::Ended;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    logs(&cli);
+    crash::arm();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("trellis: the asynchronous runtime cannot be started: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = runtime.block_on(cmd::run(cli));
+    // A blocking call into the kernel must not keep a process that has said its last word.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("trellis: {error:#}");
+            error.downcast_ref::<Ended>().map_or(ExitCode::FAILURE, |ended| ExitCode::from(ended.code()))
+        }
+    }
+}
+
+/// Quiet unless asked: a service tells of warnings, a verb of nothing but its answer.
+fn logs(cli: &Cli) {
+    let level = match (cli.global.verbose, &cli.verb) {
+        (0, Verb::Up(_)) => "warn",
+        (0, _) => "off",
+        (1, _) => "info,trellis=debug",
+        (_, _) => "debug",
+    };
+    let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| level.to_owned());
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+}

@@ -1,0 +1,270 @@
+//! The command line: every verb and flag, with the words that `--help` prints.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use trellis_api::quantity::Growth;
+
+/// Where a service keeps everything unless it is told otherwise.
+pub const DATA_DEFAULT: &str = "/var/lib/trellis";
+
+/// Volumes that grow while they are in use.
+#[derive(Debug, Parser)]
+#[command(name = "trellis", version, about, max_term_width = 100, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// Where to find the service and who is asking.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 done; 1 failed; 2 wrong usage; 3 held (the reason is printed); 4 not found;
+5 refused by the service; 6 the service cannot be reached; 7 not done in time.
+
+A verb finds the service by --kubeconfig, then by KUBECONFIG, then in the data directory.";
+
+/// Flags that every verb takes.
+#[derive(Args, Clone, Debug)]
+pub struct Global {
+    /// The kubeconfig of the service to talk to
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The data directory of the service on this machine
+    #[arg(long, global = true, value_name = "DIR", env = "TRELLIS_DATA", default_value = DATA_DEFAULT)]
+    pub data: PathBuf,
+    /// The namespace of the claim
+    #[arg(short, long, global = true, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Say more on standard error; twice says everything (RUST_LOG is honoured too)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Run everything on this machine: the API, the controllers and the node agent
+    Up(Up),
+    /// Show every claim: what was asked for, what it has, how full it is
+    Df(Df),
+    /// Grow a claim while it is in use
+    Grow(Grow),
+    /// Show the size of every layer of a claim, as measured
+    Ladder(Ladder),
+    /// Say what keeps a claim from its size, and what to do about it
+    Explain(OneClaim),
+    /// Call off a growth that is not done
+    Cancel(OneClaim),
+    /// Show who grew a claim, when, from what to what, and how long each layer took
+    History(OneClaim),
+    /// Make a claim appear at a path of this machine
+    Mount(Mount),
+    /// Take a claim away from a path of this machine
+    Umount(Umount),
+    /// Show, add and look after the directories where volumes live
+    #[command(subcommand)]
+    Pool(PoolVerb),
+    /// Check the copies on a pool directory without changing anything
+    Check(Check),
+    /// Check what this machine's kernel and programs can do, and what is missing
+    Doctor(Doctor),
+    /// Print the completion script of a shell
+    Completion {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// `trellis up`
+#[derive(Args, Debug)]
+pub struct Up {
+    /// Address of the API on loopback; if not given, the port of the last time or a free one
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// This machine's name among nodes; its host name if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+}
+
+/// How a verb prints what it found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A table with all columns
+    Wide,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+/// How to print.
+#[derive(Args, Clone, Debug)]
+pub struct Output {
+    /// Print as
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub output: Option<Format>,
+    /// Go on printing whenever something changes, until interrupted
+    #[arg(short, long)]
+    pub watch: bool,
+}
+
+/// `trellis df`
+#[derive(Args, Debug)]
+pub struct Df {
+    /// Only this claim
+    pub claim: Option<String>,
+    /// Claims of every namespace
+    #[arg(short = 'A', long)]
+    pub all_namespaces: bool,
+    /// How to print
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `trellis grow`
+#[derive(Args, Debug)]
+pub struct Grow {
+    /// The claim
+    pub claim: String,
+    /// The new size: 20Gi, or by how much: +10Gi or +25%
+    #[arg(allow_hyphen_values = true)]
+    pub size: Growth,
+    /// Say what would happen, and what would keep it from happening, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Wait until every layer was measured at the new size, showing them rise
+    #[arg(long)]
+    pub wait: bool,
+    /// How long to wait, such as 30s or 5m
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub timeout: Duration,
+    /// Print as
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub output: Option<Format>,
+}
+
+/// `trellis ladder`
+#[derive(Args, Debug)]
+pub struct Ladder {
+    /// The claim
+    pub claim: String,
+    /// How to print
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// A verb about one claim.
+#[derive(Args, Debug)]
+pub struct OneClaim {
+    /// The claim
+    pub claim: String,
+    /// How to print
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// `trellis mount`
+#[derive(Args, Debug)]
+pub struct Mount {
+    /// The claim
+    pub claim: String,
+    /// Where it shall appear: an empty or new directory; for a block volume, a new file
+    pub path: PathBuf,
+    /// Allow reading only
+    #[arg(long)]
+    pub read_only: bool,
+    /// How long to wait until it is there
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub timeout: Duration,
+}
+
+/// `trellis umount`
+#[derive(Args, Debug)]
+pub struct Umount {
+    /// The claim, or the path where it appears
+    pub claim_or_path: String,
+    /// How long to wait until it is gone
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub timeout: Duration,
+}
+
+/// `trellis pool`
+#[derive(Debug, Subcommand)]
+pub enum PoolVerb {
+    /// Show the pools
+    Ls {
+        /// How to print
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Add a directory of this machine as a pool, or measure it again if it is one already
+    Add {
+        /// Name of the pool
+        name: String,
+        /// The directory
+        directory: PathBuf,
+        /// How much may be promised, in percent of what the directory can hold
+        #[arg(long, value_name = "PERCENT", default_value_t = 100)]
+        overcommit: u32,
+    },
+}
+
+/// `trellis check`
+#[derive(Args, Debug)]
+pub struct Check {
+    /// The pool's directory
+    pub directory: PathBuf,
+    /// Print as
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub output: Option<Format>,
+}
+
+/// `trellis doctor`
+#[derive(Args, Debug)]
+pub struct Doctor {
+    /// Print as
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub output: Option<Format>,
+}
+
+/// A time such as `30s`, `5m` or `500ms`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: u64 = number.parse().map_err(|_| format!("{text:?} is not a time such as 30s or 5m"))?;
+    let millis = match unit {
+        "ms" => Some(number),
+        "" | "s" => number.checked_mul(1_000),
+        "m" => number.checked_mul(60_000),
+        "h" => number.checked_mul(3_600_000),
+        _ => return Err(format!("{unit:?} is not a unit of time; use ms, s, m or h")),
+    };
+    millis.map(Duration::from_millis).ok_or_else(|| format!("{text:?} is too long a time"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Fails if two flags clash or a default does not parse.
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    // Fails if a time is read wrongly or nonsense is taken for one.
+    #[test]
+    fn times_are_read() {
+        assert_eq!(parse_duration("30"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "s", "-1s", "1d", "1.5s", "99999999999999999999s"] {
+            assert!(parse_duration(bad).is_err(), "{bad:?}");
+        }
+    }
+}

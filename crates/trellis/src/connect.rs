@@ -1,0 +1,48 @@
+//! Finds the service that a verb talks to.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use crate::cli::Global;
+use crate::exit::Ended;
+
+/// A connection, and the namespace to look in.
+pub struct Service {
+    /// The client.
+    pub client: Client,
+    /// The namespace that was given, or that of the kubeconfig.
+    pub namespace: String,
+}
+
+/// Connects by `--kubeconfig`, then `KUBECONFIG`, then the data directory.
+pub async fn connect(global: &Global) -> anyhow::Result<Service> {
+    let path = kubeconfig_path(global);
+    if !path.exists() {
+        let text = format!(
+            "there is no service: {} does not exist; start one with `trellis up`, or name its kubeconfig with --kubeconfig",
+            path.display()
+        );
+        return Err(Ended::Unreachable(text).into());
+    }
+    let file = Kubeconfig::read_from(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        .await
+        .with_context(|| format!("{} is not a valid kubeconfig", path.display()))?;
+    let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let client = Client::try_from(config).context("no connection can be made from the kubeconfig")?;
+    Ok(Service { client, namespace })
+}
+
+/// The kubeconfig that applies. `KUBECONFIG` may name several files; the first that exists counts.
+fn kubeconfig_path(global: &Global) -> PathBuf {
+    if let Some(path) = &global.kubeconfig {
+        return path.clone();
+    }
+    let named = std::env::var_os("KUBECONFIG");
+    let named = named.iter().flat_map(|paths| std::env::split_paths(paths));
+    let mut named = named.filter(|path| !path.as_os_str().is_empty());
+    named.find(|path| path.exists()).unwrap_or_else(|| global.data.join("kubeconfig"))
+}

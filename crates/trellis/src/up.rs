@@ -1,0 +1,91 @@
+//! `trellis up`: everything on one machine, in one process.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use trellis_apiserver::{EmbeddedApi, Pki, kubeconfig, listen};
+use trellis_control::bootstrap::{Defaults, bootstrap};
+
+use crate::cli::{Global, Up};
+use crate::machine::ThisMachine;
+
+/// Runs until it is told to stop. Mounts stay when it stops, and are adopted when it starts again.
+pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be heard")?;
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be heard")?;
+    let data = prepare(&global.data)?;
+    // The store comes first: it is what a second service on the same directory fails at.
+    let api = EmbeddedApi::open(&data.join("store.redb"))?;
+    let pki = Pki::open(&data)?;
+    let listener = bind(up.listen, &data).await?;
+    let address = listener.local_addr().context("the listener has no address")?;
+    let node = up.node.clone().unwrap_or_else(host_name);
+    let controllers = start(&api, &data, &node).await?;
+    let path = data.join("kubeconfig");
+    kubeconfig::write(&path, &format!("https://{address}"), &pki.ca_pem, &pki.token)?;
+    println!("trellis is up on node {node}; export KUBECONFIG={}", path.display());
+    let stopped = async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        // The agent stops where it is: whatever it leaves half done is found again at the next start.
+        drop(controllers);
+    };
+    listen::serve(listener, &pki, api.service(), stopped).await;
+    api.close();
+    Ok(())
+}
+
+/// The first objects, then the controllers and the agent.
+async fn start(api: &EmbeddedApi, data: &Path, node: &str) -> anyhow::Result<tokio::task::JoinSet<()>> {
+    let pool = data.join("pools/default");
+    std::fs::create_dir_all(&pool).with_context(|| format!("{} cannot be made", pool.display()))?;
+    let defaults = Defaults { node: node.to_owned(), pool: pool.display().to_string() };
+    bootstrap(&api.client(), &defaults).await.context("the first objects cannot be stored")?;
+    let machine = ThisMachine::new(data).with_context(|| format!("{} cannot be used", data.display()))?;
+    Ok(trellis_control::run::start(api.client(), node.to_owned(), Arc::new(machine)).await)
+}
+
+/// Listens where it is told to. Told nothing, it takes the port of the last time, so that kubeconfigs
+/// and watches survive a restart, or a free one if that is taken.
+async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpListener> {
+    if let Some(address) = address {
+        if !address.ip().is_loopback() {
+            bail!("{address} is not on loopback; the embedded API answers on loopback alone");
+        }
+        return TcpListener::bind(address).await.with_context(|| format!("{address} cannot be listened on"));
+    }
+    let memory = data.join("port");
+    let last = std::fs::read_to_string(&memory).ok().and_then(|text| text.trim().parse().ok());
+    let listener = match last {
+        Some(port) => match listen::bind(port).await {
+            Ok(listener) => listener,
+            Err(_) => listen::bind(0).await.context("no port on loopback can be listened on")?,
+        },
+        None => listen::bind(0).await.context("no port on loopback can be listened on")?,
+    };
+    let port = listener.local_addr().context("the listener has no address")?.port();
+    std::fs::write(&memory, port.to_string()).with_context(|| format!("{} cannot be written", memory.display()))?;
+    Ok(listener)
+}
+
+/// The data directory, made if it is absent, for this user alone.
+fn prepare(data: &Path) -> anyhow::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(data)
+        .with_context(|| format!("the data directory {} cannot be made", data.display()))?;
+    data.canonicalize().with_context(|| format!("the data directory {} cannot be used", data.display()))
+}
+
+/// This machine's name.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().to_lowercase()
+}

@@ -1,0 +1,128 @@
+//! `kill -9` at every named step, then restart: everything converges, nothing is lost, nothing is left.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use trellis_api::step::Step;
+
+use crate::harness::{
+    PATIENCE, Service, assert_clean, checksum, claim, class, loops_below, mounts_below, statfs_bytes, write_file,
+};
+
+/// A service that is armed to die once, and is started again when it has.
+struct Mortal {
+    service: Service,
+    died: bool,
+}
+
+impl Mortal {
+    /// Tries `act` until it works, starting the service again when it has died meanwhile.
+    fn until<T>(&mut self, what: &str, mut act: impl FnMut(&Service) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if self.service.has_crashed() {
+                assert!(!self.died, "it was armed to die once");
+                self.died = true;
+                self.service.up(&[]);
+            }
+            if let Some(answer) = act(&self.service) {
+                return answer;
+            }
+            assert!(Instant::now() < deadline, "gave up: {what}\n{}", self.service.everything());
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+
+    fn verb(&mut self, arguments: &[&str]) {
+        self.until(&format!("{arguments:?}"), |service| {
+            service.try_trellis(arguments).status.success().then_some(())
+        });
+    }
+}
+
+/// The whole life of a claim, whatever dies on the way.
+fn live_through(step: Step, filesystem: &str) {
+    let service = Service::start_with(&[("TRELLIS_CRASH_AT", step.name())]);
+    let mut mortal = Mortal { service, died: false };
+    let manifest = class("tested", filesystem) + "---\n" + &claim("data", "tested", "320Mi");
+    mortal.until("the claim is applied", |service| service.try_apply(&manifest).status.success().then_some(()));
+    mortal.until("the claim is bound", |service| {
+        (service.object("pvc", "data")["status"]["phase"] == "Bound").then_some(())
+    });
+    let path: PathBuf = mortal.service.path("mnt");
+    mortal.verb(&["mount", "data", path.to_str().unwrap(), "--timeout", "20s"]);
+    let sum = write_file(&path.join("file"), 4 << 20, 77);
+    let grow = r#"{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}"#;
+    mortal.until("the growth is asked for", |service| {
+        service.try_kubectl(&["patch", "pvc", "data", "-p", grow]).status.success().then_some(())
+    });
+    mortal.until("the claim has grown", |service| {
+        let status = &service.object("pvc", "data")["status"];
+        let done = status["capacity"]["storage"] == "640Mi" && status["allocatedResourceStatuses"].is_null();
+        done.then_some(())
+    });
+    assert!(statfs_bytes(&path) > 600 << 20, "what is reported was measured");
+    assert_eq!(checksum(&path.join("file")), sum);
+    let data = mortal.service.data_file("data");
+    mortal.until("the claim is unmounted", |service| {
+        let output = service.try_trellis(&["umount", "data", "--timeout", "20s"]);
+        matches!(output.status.code(), Some(0 | 4)).then_some(())
+    });
+    mortal.until("nothing is mounted", |service| {
+        (mounts_below(&service.data()).is_empty() && loops_below(&service.data()).is_empty()).then_some(())
+    });
+    assert_clean(filesystem, &data);
+    mortal.until("the claim is deleted", |service| {
+        let arguments = ["delete", "pvc", "data", "--ignore-not-found", "--wait=false"];
+        service.try_kubectl(&arguments).status.success().then_some(())
+    });
+    mortal.until("nothing is left of it", |service| {
+        let kinds = "pvc,pv,volumes.trellis.dev,targets.trellis.dev,replicas.trellis.dev,attachments.trellis.dev";
+        let output = service.try_kubectl(&["get", kinds, "-A", "-o", "name"]);
+        let replicas = service.data().join("pools/default/replicas");
+        let files = std::fs::read_dir(replicas).unwrap().count();
+        (output.status.success() && output.stdout.is_empty() && files == 0).then_some(())
+    });
+    // A step that is reached only after the last thing that was waited for must still come.
+    mortal.until("the step was reached", |_| None::<()>.or(Some(())));
+    let deadline = Instant::now() + std::time::Duration::from_secs(5);
+    while !mortal.died && Instant::now() < deadline {
+        mortal.died = mortal.service.has_crashed();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(mortal.died, "nothing reaches the step {:?}", step.name());
+    assert!(!path.exists() || std::fs::read_dir(&path).unwrap().next().is_none());
+}
+
+/// Lives through a death at every `count`-th step from the `first` on, so that several tests can share
+/// the steps and run at the same time.
+fn live_through_share(filesystem: &str, first: usize, count: usize) {
+    for step in Step::ALL.iter().skip(first).step_by(count) {
+        println!("death at {} on {filesystem}", step.name());
+        live_through(*step, filesystem);
+    }
+}
+
+// Fails if a death after any step (this share of them) loses data, leaks something, or never heals on xfs.
+#[test]
+fn a_death_at_any_step_heals_on_xfs_1() {
+    live_through_share("xfs", 0, 2);
+}
+
+// Fails if a death after any step (the other share) loses data, leaks something, or never heals on xfs.
+#[test]
+fn a_death_at_any_step_heals_on_xfs_2() {
+    live_through_share("xfs", 1, 2);
+}
+
+// Fails if a death after any step (this share of them) loses data, leaks something, or never heals on btrfs.
+#[test]
+fn a_death_at_any_step_heals_on_btrfs_1() {
+    live_through_share("btrfs", 0, 2);
+}
+
+// Fails if a death after any step (the other share) loses data, leaks something, or never heals on btrfs.
+#[test]
+fn a_death_at_any_step_heals_on_btrfs_2() {
+    live_through_share("btrfs", 1, 2);
+}

@@ -1,0 +1,317 @@
+//! A service in a temporary directory, and what a person does with it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long anything may take that normally takes well under a second. Generous: it only bounds a
+/// failing test, and the machine may be busy.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A running (or crashed) service and its directory.
+pub struct Service {
+    dir: TempDir,
+    child: Option<Child>,
+}
+
+impl Service {
+    /// Starts a service in a new directory.
+    pub fn start() -> Service {
+        Service::start_with(&[])
+    }
+
+    /// Starts a service in a new directory with additional environment.
+    pub fn start_with(environment: &[(&str, &str)]) -> Service {
+        let dir = tempfile::Builder::new().prefix("trellis-e2e-").tempdir().unwrap();
+        let mut service = Service { dir, child: None };
+        service.up(environment);
+        service
+    }
+
+    /// Starts the process and waits until it says that it is up, or has died.
+    pub fn up(&mut self, environment: &[(&str, &str)]) {
+        assert!(self.child.is_none(), "one service at a time");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
+        command.arg("up").arg("--data").arg(self.data()).arg("--node").arg("test-node");
+        command.env_remove("KUBECONFIG").envs(environment.iter().copied());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if !line.contains("trellis is up") && child.wait().unwrap().signal() != Some(9) {
+            let mut said = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            panic!("the service did not come up: {line}{said}");
+        }
+        self.child = Some(child);
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// A path for the test's own use, such as a mount point.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The process id of the service.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Whether the process has died by SIGKILL; it is let go of if so.
+    pub fn has_crashed(&mut self) -> bool {
+        let Some(child) = &mut self.child else { return false };
+        let Some(status) = child.try_wait().unwrap() else { return false };
+        assert_eq!(status.signal(), Some(9), "the service ended by itself: {status}");
+        self.child = None;
+        true
+    }
+
+    /// Stops the service as an init system would, and waits for it.
+    pub fn stop(&mut self) {
+        let mut child = self.child.take().unwrap();
+        let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success(), "a service that is told to stop ends well");
+    }
+
+    /// Runs a verb.
+    pub fn try_trellis(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
+        command.args(arguments).arg("--data").arg(self.data()).env_remove("KUBECONFIG");
+        command.output().unwrap()
+    }
+
+    /// Runs a verb that must succeed, and answers what it printed.
+    pub fn trellis(&self, arguments: &[&str]) -> String {
+        said(&self.try_trellis(arguments), &format!("trellis {arguments:?}"))
+    }
+
+    /// Runs stock kubectl with the written kubeconfig and nothing else.
+    pub fn try_kubectl(&self, arguments: &[&str]) -> Output {
+        self.kubectl_command(arguments).output().expect("kubectl is installed by `make setup`")
+    }
+
+    /// Stock kubectl, ready to run.
+    pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".to_owned()));
+        command.args(arguments).env("KUBECONFIG", self.data().join("kubeconfig"));
+        command.env("HOME", self.dir.path());
+        command
+    }
+
+    /// Runs kubectl, which must succeed, and answers what it printed.
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
+        said(&self.try_kubectl(arguments), &format!("kubectl {arguments:?}"))
+    }
+
+    /// Applies a manifest from memory.
+    pub fn apply(&self, manifest: &str) -> String {
+        let output = self.try_apply(manifest);
+        said(&output, "kubectl apply")
+    }
+
+    /// Applies a manifest from memory, which may be refused.
+    pub fn try_apply(&self, manifest: &str) -> Output {
+        let mut command = self.kubectl_command(&["apply", "-f", "-"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("kubectl is installed by `make setup`");
+        child.stdin.take().unwrap().write_all(manifest.as_bytes()).unwrap();
+        child.wait_with_output().unwrap()
+    }
+
+    /// An object as JSON; null if it does not exist.
+    pub fn object(&self, kind: &str, name: &str) -> Value {
+        let output = self.try_kubectl(&["get", kind, name, "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+    }
+
+    /// All objects of a kind.
+    pub fn objects(&self, kind: &str) -> Vec<Value> {
+        let list: Value = serde_json::from_str(&self.kubectl(&["get", kind, "-A", "-o", "json"])).unwrap();
+        list["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until `check` answers something, and says `what` was waited for if it never does.
+    pub fn wait<T>(&self, what: &str, mut check: impl FnMut(&Service) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(answer) = check(self) {
+                return answer;
+            }
+            if Instant::now() >= deadline {
+                panic!("gave up waiting for: {what}\n{}", self.everything());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Waits until the claim is bound.
+    pub fn wait_bound(&self, claim: &str) {
+        self.wait(&format!("{claim} is bound"), |service| {
+            (service.object("pvc", claim)["status"]["phase"] == "Bound").then_some(())
+        });
+    }
+
+    /// Waits until the claim's status reports `size`.
+    pub fn wait_size(&self, claim: &str, size: &str) {
+        self.wait(&format!("{claim} has {size}"), |service| {
+            (service.object("pvc", claim)["status"]["capacity"]["storage"] == size).then_some(())
+        });
+    }
+
+    /// Makes a claim and waits until it is bound.
+    pub fn claim(&self, name: &str, class: &str, size: &str) {
+        self.apply(&claim(name, class, size));
+        self.wait_bound(name);
+    }
+
+    /// Mounts a claim below the test's directory.
+    pub fn mount(&self, claim: &str) -> PathBuf {
+        let path = self.path(&format!("mnt-{claim}"));
+        self.trellis(&["mount", claim, path.to_str().unwrap()]);
+        path
+    }
+
+    /// The data file of the only replica of a claim's volume.
+    pub fn data_file(&self, claim: &str) -> PathBuf {
+        let volume = self.object("pvc", claim)["spec"]["volumeName"].as_str().unwrap().to_owned();
+        let replicas = self.objects("replicas.trellis.dev");
+        let replica = replicas.iter().find(|each| each["spec"]["volume"] == volume.as_str()).unwrap();
+        PathBuf::from(replica["status"]["path"].as_str().unwrap())
+    }
+
+    /// All that is stored, for the message of a failed test.
+    pub fn everything(&self) -> String {
+        let kinds = "pvc,pv,volumes.trellis.dev,targets.trellis.dev,replicas.trellis.dev,attachments.trellis.dev,pools.trellis.dev,events";
+        let output = self.try_kubectl(&["get", kinds, "-A", "-o", "wide"]);
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+            if std::thread::panicking() && let Some(mut stderr) = child.stderr.take() {
+                let mut said = String::new();
+                let _ = stderr.read_to_string(&mut said);
+                eprintln!("the service said: {said}");
+            }
+        }
+        sweep(self.dir.path());
+    }
+}
+
+/// Unmounts and detaches whatever is left below `dir`.
+pub fn sweep(dir: &Path) {
+    for _ in 0..3 {
+        for mount in mounts_below(dir).iter().rev() {
+            let _ = Command::new("umount").arg(mount).stderr(Stdio::null()).status();
+        }
+        for device in loops_below(dir) {
+            let _ = Command::new("losetup").arg("-d").arg(device).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+/// Mount points below `dir`, in the order in which they were mounted.
+pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    let mounts = trellis_node::sys::mountinfo::read().unwrap();
+    mounts.into_iter().map(|mount| mount.mount_point).filter(|path| path.starts_with(dir)).collect()
+}
+
+/// Loop devices on files below `dir`.
+pub fn loops_below(dir: &Path) -> Vec<PathBuf> {
+    let devices = trellis_node::sys::loopdev::list().unwrap();
+    devices.into_iter().filter(|each| each.backing_hint.starts_with(dir)).map(|each| each.path).collect()
+}
+
+/// A manifest of a claim; an empty class means the default one.
+pub fn claim(name: &str, class: &str, size: &str) -> String {
+    let class = if class.is_empty() { String::new() } else { format!("  storageClassName: {class}\n") };
+    format!(
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: {name}\nspec:\n{class}  accessModes: [ReadWriteOnce]\n  resources:\n    requests:\n      storage: {size}\n"
+    )
+}
+
+/// A manifest of a class for one filesystem.
+pub fn class(name: &str, filesystem: &str) -> String {
+    format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: {name}\nprovisioner: trellis.dev\nallowVolumeExpansion: true\nparameters:\n  csi.storage.k8s.io/fstype: {filesystem}\n"
+    )
+}
+
+/// What a program printed, if it succeeded.
+pub fn said(output: &Output, what: &str) -> String {
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{what} failed with {}:\n{stdout}{stderr}", output.status);
+    stdout.into_owned()
+}
+
+/// Writes a file of pseudo-random bytes, durably, and answers its checksum.
+pub fn write_file(path: &Path, bytes: usize, seed: u64) -> u32 {
+    let mut state = seed | 1;
+    let mut content = Vec::with_capacity(bytes);
+    while content.len() < bytes {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        content.extend_from_slice(&state.to_le_bytes());
+    }
+    content.truncate(bytes);
+    let mut file = std::fs::File::create(path).unwrap();
+    file.write_all(&content).unwrap();
+    file.sync_all().unwrap();
+    crc32c::crc32c(&content)
+}
+
+/// The checksum of a file.
+pub fn checksum(path: &Path) -> u32 {
+    crc32c::crc32c(&std::fs::read(path).unwrap())
+}
+
+/// Checks an unmounted filesystem in a file with its own program.
+pub fn assert_clean(filesystem: &str, data: &Path) {
+    let mut command = match filesystem {
+        "xfs" => {
+            let mut command = Command::new("xfs_repair");
+            command.args(["-n", "-f"]);
+            command
+        }
+        "btrfs" => {
+            let mut command = Command::new("btrfs");
+            command.args(["check", "--readonly"]);
+            command
+        }
+        _ => {
+            let mut command = Command::new("e2fsck");
+            command.args(["-f", "-n"]);
+            command
+        }
+    };
+    said(&command.arg(data).output().unwrap(), &format!("checking the {filesystem} in {}", data.display()));
+}
+
+/// The size of the filesystem mounted at a path, as statfs has it.
+pub fn statfs_bytes(path: &Path) -> u64 {
+    let stat = rustix::fs::statvfs(path).unwrap();
+    stat.f_blocks * stat.f_frsize
+}

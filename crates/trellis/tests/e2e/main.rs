@@ -1,0 +1,12 @@
+//! The binary, run as users run it: a real service, real kubectl, real loop devices and filesystems.
+//!
+//! Needs root. Every test has its own data directory and leaves nothing behind, also when it fails.
+#![allow(clippy::unwrap_used)]
+
+mod bad_input;
+mod crash;
+mod growth;
+mod harness;
+mod kubectl;
+mod lifecycle;
+mod room;

@@ -1,0 +1,157 @@
+//! Room on pools: promised once, refused with a reason, given when it appears.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::harness::{Service, claim, said, statfs_bytes, sweep, write_file};
+
+/// A small filesystem of its own for a pool.
+struct SmallPool {
+    path: PathBuf,
+}
+
+impl SmallPool {
+    fn mount(path: PathBuf, size: &str) -> SmallPool {
+        std::fs::create_dir_all(&path).unwrap();
+        let options = format!("size={size}");
+        let output = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&path).output().unwrap();
+        said(&output, "mounting a tmpfs");
+        SmallPool { path }
+    }
+
+    fn resize(&self, size: &str) {
+        let options = format!("remount,size={size}");
+        let output = Command::new("mount").args(["-o", &options]).arg(&self.path).output().unwrap();
+        said(&output, "resizing a tmpfs");
+    }
+}
+
+impl Drop for SmallPool {
+    fn drop(&mut self) {
+        sweep(&self.path);
+        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}
+
+fn pooled_class(pool: &str) -> String {
+    format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: small\nprovisioner: trellis.dev\nallowVolumeExpansion: true\nparameters:\n  pools: {pool}\n"
+    )
+}
+
+fn small_pool(service: &Service, size: &str) -> SmallPool {
+    let pool = SmallPool::mount(service.path("pool"), size);
+    service.trellis(&["pool", "add", "small", pool.path.to_str().unwrap()]);
+    service.wait("the pool is ready", |service| {
+        (service.object("pools.trellis.dev", "small")["status"]["conditions"][0]["status"] == "True").then_some(())
+    });
+    service.apply(&pooled_class("small"));
+    pool
+}
+
+fn reason(service: &Service, claim: &str) -> String {
+    service.trellis_any(&["explain", claim])
+}
+
+// Fails if more is promised than there is, if the reason is not told, or if the claim does not go on when
+// room appears.
+#[test]
+fn a_growth_without_room_is_held_and_goes_on_when_the_pool_grows() {
+    let service = Service::start();
+    let pool = small_pool(&service, "700m");
+    service.claim("data", "small", "320Mi");
+    let path = service.mount("data");
+    let before = statfs_bytes(&path);
+    service.trellis(&["grow", "data", "1Gi"]);
+    service.wait("the reason is told", |service| reason(service, "data").contains("NoSpaceInPool").then_some(()));
+    let claim = service.object("pvc", "data");
+    assert_eq!(claim["status"]["allocatedResourceStatuses"]["storage"], "ControllerResizeInfeasible");
+    assert_eq!(claim["status"]["capacity"]["storage"], "320Mi");
+    assert_eq!(statfs_bytes(&path), before);
+    write_file(&path.join("file"), 1 << 16, 1);
+    pool.resize("2g");
+    service.trellis(&["pool", "add", "small", pool.path.to_str().unwrap()]);
+    service.wait_size("data", "1Gi");
+    assert!(statfs_bytes(&path) > 900 << 20);
+    assert!(service.object("pvc", "data")["status"]["conditions"].as_array().is_none_or(Vec::is_empty));
+    drop_all(&service, &["data"]);
+    drop(pool);
+}
+
+// Fails if a request that cannot be met cannot be taken back, or leaves a trace on the claim.
+#[test]
+fn a_held_growth_can_be_cancelled() {
+    let service = Service::start();
+    let pool = small_pool(&service, "700m");
+    service.claim("data", "small", "320Mi");
+    service.mount("data");
+    service.trellis(&["grow", "data", "5Gi"]);
+    service.wait("the reason is told", |service| reason(service, "data").contains("NoSpaceInPool").then_some(()));
+    service.trellis(&["cancel", "data"]);
+    service.wait("the claim is at rest", |service| {
+        let status = &service.object("pvc", "data")["status"];
+        let quiet = status["conditions"].as_array().is_none_or(Vec::is_empty);
+        (quiet && status["allocatedResourceStatuses"].is_null()).then_some(())
+    });
+    let history = service.wait("the history says so", |service| {
+        let text = service.trellis(&["history", "data", "-o", "json"]);
+        text.contains("Cancelled").then_some(text)
+    });
+    assert!(history.contains("5Gi"), "{history}");
+    drop_all(&service, &["data"]);
+    drop(pool);
+}
+
+// Fails if two claims that want the last room at the same time both get it, or if the one that was refused
+// does not get it when the other goes.
+#[test]
+fn the_last_room_is_promised_once() {
+    let service = Service::start();
+    let pool = small_pool(&service, "700m");
+    let names = ["a", "b", "c", "d"];
+    let all: String = names.map(|name| claim(name, "small", "400Mi") + "---\n").concat();
+    service.apply(&all);
+    let winner = service.wait("one claim is bound", |service| {
+        let bound = |name: &&str| service.object("pvc", name)["status"]["phase"] == "Bound";
+        names.iter().copied().find(bound)
+    });
+    let losers: Vec<&str> = names.into_iter().filter(|name| *name != winner).collect();
+    for loser in &losers {
+        service.wait("the others are told", |service| reason(service, loser).contains("NoSpaceInPool").then_some(()));
+    }
+    assert_eq!(service.objects("replicas.trellis.dev").len(), 1);
+    service.kubectl(&["delete", "pvc", winner, "--wait=true"]);
+    service.wait("another claim gets the room", |service| {
+        losers.iter().any(|name| service.object("pvc", name)["status"]["phase"] == "Bound").then_some(())
+    });
+    drop_all(&service, &losers);
+    drop(pool);
+}
+
+// Fails if a volume is formatted although it carries somebody's data.
+#[test]
+fn foreign_data_is_never_overwritten() {
+    let service = Service::start();
+    service.claim("data", "", "320Mi");
+    let file = service.data_file("data");
+    let output = Command::new("mkswap").arg(&file).output().unwrap();
+    said(&output, "mkswap");
+    let before = head(&file);
+    let path = service.path("mnt-foreign");
+    let output = service.try_trellis(&["mount", "data", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ForeignData"));
+    assert_eq!(head(&file), before, "not a byte was changed");
+}
+
+fn head(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap()[..1 << 20].to_vec()
+}
+
+/// Takes everything off a pool before its filesystem is unmounted.
+fn drop_all(service: &Service, claims: &[&str]) {
+    for claim in claims {
+        let _ = service.try_trellis(&["umount", claim]);
+        service.kubectl(&["delete", "pvc", claim, "--ignore-not-found", "--wait=true"]);
+    }
+}

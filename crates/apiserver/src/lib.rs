@@ -1,1 +1,137 @@
-//! placeholder
+//! The Kubernetes API, embedded: a tower service on one redb file.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let api = trellis_apiserver::EmbeddedApi::open("state.redb".as_ref())?;
+//! let client: kube::Client = api.client();
+//! # Ok(()) }
+//! ```
+//!
+//! Every verb (`verbs/`) is generic over kinds; a kind is a row (`kinds/`). Reads are answered from memory.
+//! Writes go through one thread that makes a batch of them durable with one flush (`store/`), and nobody sees
+//! a write before that: no reader, no watch, no caller.
+//!
+//! It is not a second Kubernetes: there is no scheduler, no kubelet, no aggregation, and of admission only
+//! what claims, volumes and namespaces need.
+
+mod cascade;
+mod decode;
+mod discovery;
+mod error;
+mod events;
+mod kind;
+mod kinds;
+mod managed;
+mod meta;
+mod names;
+mod openapi;
+mod patch;
+mod pipeline;
+mod request;
+mod selector;
+mod server;
+mod status;
+mod store;
+mod table;
+mod verbs;
+
+pub mod kubeconfig;
+pub mod listen;
+pub mod pki;
+mod private_file;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use serde_json::json;
+
+pub use error::{Damage, Error};
+pub use managed::last_writers;
+pub use server::ApiBody;
+pub use store::Stats;
+
+use managed::Writer;
+use pipeline::Ownership;
+use store::{Store, Txn};
+
+/// Namespaces that exist from the start.
+const FIRST_NAMESPACES: [&str; 2] = ["default", "kube-system"];
+/// The name under which the server's own writes stand in `managedFields`.
+const OWN_MANAGER: &str = "trellis";
+
+/// The embedded API. Clones share one store; the last one to go closes the file.
+#[derive(Clone, Debug)]
+pub struct EmbeddedApi {
+    store: Arc<Store>,
+}
+
+impl EmbeddedApi {
+    /// Opens the file, or makes an empty one. A file that is damaged or is no store is refused and left alone.
+    pub fn open(path: &Path) -> Result<EmbeddedApi, Error> {
+        let store = Store::open(path, kinds::all(), prepare)?;
+        Ok(EmbeddedApi { store: Arc::new(store) })
+    }
+
+    /// A client in the namespace `default`.
+    pub fn client(&self) -> kube::Client {
+        kube::Client::new(self.clone(), "default")
+    }
+
+    /// Answers a request, whatever brought it.
+    pub async fn handle<B>(&self, request: Request<B>) -> Response<ApiBody>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        server::respond(&self.store, request).await
+    }
+
+    /// How much has been written since the file was opened.
+    pub fn stats(&self) -> Stats {
+        self.store.stats()
+    }
+}
+
+impl<B> tower::Service<Request<B>> for EmbeddedApi
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<ApiBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ApiBody>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let api = self.clone();
+        Box::pin(async move { Ok(api.handle(request).await) })
+    }
+}
+
+/// The first write of every run: the first namespaces, and the end of what an earlier run began.
+fn prepare(txn: &mut Txn<'_>) -> Result<(), status::Status> {
+    let writer = Writer {
+        manager: OWN_MANAGER.to_owned(),
+        subresource: "",
+        now: meta::time(jiff::Timestamp::now()),
+    };
+    if let Some(namespaces) = txn.kind_index("namespaces") {
+        for name in FIRST_NAMESPACES {
+            if txn.get(&store::memory::Id::new(namespaces, "", name)).is_none() {
+                let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
+                pipeline::insert(txn, namespaces, "", namespace, &writer, Ownership::Record)?;
+            }
+        }
+    }
+    cascade::repair(txn);
+    Ok(())
+}

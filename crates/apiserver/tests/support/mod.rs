@@ -10,7 +10,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
-use trellis_apiserver::{EmbeddedApi, Pki, kubeconfig, listen};
+use trellis_apiserver::pki::Pki;
+use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 
 /// A hanging kubectl fails the test instead of hanging it.
 const LINE_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -25,12 +26,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server on an empty store, with the namespace `default`.
+    /// Starts a server on an empty store.
     pub(crate) fn start() -> Server {
         let directory = tempfile::tempdir().unwrap();
         let runtime = Runtime::new().unwrap();
-        let api =
-            runtime.block_on(async { EmbeddedApi::open(directory.path().join("store")).unwrap() });
+        let api = runtime
+            .block_on(async { EmbeddedApi::open(&directory.path().join("store.redb")).unwrap() });
         let pki = Pki::open(directory.path()).unwrap();
         let listener = runtime.block_on(listen::bind(0)).unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
@@ -58,12 +59,6 @@ impl Server {
             &server.pki.token,
         )
         .unwrap();
-        server
-            .kubectl_with(
-                "apply -f -",
-                "apiVersion: v1\nkind: Namespace\nmetadata: {name: default}",
-            )
-            .unwrap();
         server
     }
 

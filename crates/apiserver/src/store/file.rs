@@ -1,0 +1,216 @@
+//! The redb file: opening it without trusting it, and committing batches to it.
+//!
+//! Happy path: lock, look through the file by a view that cannot change it ([`super::overlay`]), open it,
+//! load every object. A file that fails on the way is refused and stays as it was.
+//!
+//! Two tables: `objects` (`plural.group/namespace/name` to JSON) and `meta` (`format`, `revision`).
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+
+use super::memory::Id;
+use super::overlay::Overlay;
+use crate::error::{CommitError, Damage, Error};
+use crate::kind::Kind;
+
+const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+const FORMAT_KEY: &str = "format";
+const REVISION_KEY: &str = "revision";
+
+/// The newest format of the file that this program writes and reads.
+const FORMAT: u64 = 1;
+/// A file of ours starts with this; anything else is not ours to judge, only to leave alone.
+const MAGIC: &[u8; 9] = b"redb\x1A\x0A\xA9\x0D\x0A";
+/// Objects are served from memory; the library's cache only has to hold the pages of one commit.
+const CACHE_BYTES: usize = 1 << 20;
+
+/// The open file.
+#[derive(Debug)]
+pub(super) struct StoreFile {
+    database: Database,
+}
+
+/// What a file held when it was opened.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Loaded {
+    pub(super) revision: u64,
+    pub(super) objects: Vec<(Id, Vec<u8>)>,
+}
+
+impl StoreFile {
+    /// Opens the file, or makes an empty one.
+    pub(super) fn open(path: &Path, kinds: &'static [Kind]) -> Result<(StoreFile, Loaded), Error> {
+        if !path.try_exists().map_err(|source| unreachable(path, source))? {
+            create(path)?;
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(|source| unreachable(path, source))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::InUse { path: path.to_path_buf() }),
+            Err(TryLockError::Error(source)) => return Err(unreachable(path, source)),
+        }
+        inspect(path, &file, kinds)?;
+        let database = builder().create_file(file).map_err(|error| refused(path, error))?;
+        let loaded = load(&database, path, kinds)?;
+        Ok((StoreFile { database }, loaded))
+    }
+
+    /// Makes a batch durable: all of it, or nothing.
+    pub(super) fn commit<'a>(
+        &self,
+        kinds: &'static [Kind],
+        revision: u64,
+        changes: impl Iterator<Item = (&'a Id, Option<&'a [u8]>)>,
+    ) -> Result<(), CommitError> {
+        let transaction = self.database.begin_write()?;
+        {
+            let mut objects = transaction.open_table(OBJECTS)?;
+            for (id, json) in changes {
+                let key = id.to_key(kinds);
+                match json {
+                    Some(json) => objects.insert(key.as_str(), json)?,
+                    None => objects.remove(key.as_str())?,
+                };
+            }
+            transaction.open_table(META)?.insert(REVISION_KEY, revision)?;
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+}
+
+/// Makes a new file beside its place and moves it there, so that a crash leaves either none or a whole one.
+fn create(path: &Path) -> Result<(), Error> {
+    let fresh = beside(path);
+    let made = (|| -> Result<(), CommitError> {
+        let database = builder().create(&fresh).map_err(redb::Error::from)?;
+        let transaction = database.begin_write()?;
+        transaction.open_table(OBJECTS)?;
+        {
+            let mut meta = transaction.open_table(META)?;
+            meta.insert(FORMAT_KEY, FORMAT)?;
+            meta.insert(REVISION_KEY, 0)?;
+        }
+        transaction.commit()?;
+        Ok(())
+    })();
+    made.map_err(|CommitError::Database(error)| unreachable(path, io::Error::other(error)))?;
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    std::fs::rename(&fresh, path)
+        .and_then(|()| File::open(directory)?.sync_all())
+        .map_err(|source| unreachable(path, source))
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(".new");
+    PathBuf::from(name)
+}
+
+/// Decides whether the file is a whole store, without changing it.
+fn inspect(path: &Path, file: &File, kinds: &'static [Kind]) -> Result<(), Error> {
+    let mut magic = [0; MAGIC.len()];
+    let length = file.metadata().map_err(|source| unreachable(path, source))?.len();
+    if length == 0 {
+        return Err(damaged(path, Damage::Truncated));
+    }
+    match file.read_exact_at(&mut magic, 0) {
+        Ok(()) if magic == *MAGIC => {}
+        Ok(()) => return Err(Error::Foreign { path: path.to_path_buf() }),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Err(Error::Foreign { path: path.to_path_buf() });
+        }
+        Err(source) => return Err(unreachable(path, source)),
+    }
+    let view = file.try_clone().and_then(Overlay::new).map_err(|source| unreachable(path, source))?;
+    // The library asserts what it believes of its own pages; on a damaged file an assertion may not hold.
+    let looked = catch_unwind(AssertUnwindSafe(|| -> Result<(), Error> {
+        let mut database =
+            builder().create_with_backend(view).map_err(|error| refused(path, error))?;
+        if !database.check_integrity().map_err(|error| refused(path, error))? {
+            return Err(damaged(path, Damage::Checksum));
+        }
+        load(&database, path, kinds).map(|_| ())
+    }));
+    looked.unwrap_or_else(|_| Err(damaged(path, Damage::Structure)))
+}
+
+fn load(database: &Database, path: &Path, kinds: &'static [Kind]) -> Result<Loaded, Error> {
+    let transaction = database.begin_read().map_err(|error| wrong(path, error.into()))?;
+    let meta = transaction.open_table(META).map_err(|error| missing(path, error))?;
+    let number = |key| -> Result<Option<u64>, Error> {
+        let found = meta.get(key).map_err(|error| wrong(path, error.into()))?;
+        Ok(found.map(|guard| guard.value()))
+    };
+    let entry = |key: &str| damaged(path, Damage::Entry { key: key.to_owned() });
+    let found = number(FORMAT_KEY)?.ok_or_else(|| entry(FORMAT_KEY))?;
+    if found > FORMAT {
+        return Err(Error::Newer { path: path.to_path_buf(), found, known: FORMAT });
+    }
+    let revision = number(REVISION_KEY)?.ok_or_else(|| entry(REVISION_KEY))?;
+    let table = transaction.open_table(OBJECTS).map_err(|error| missing(path, error))?;
+    let mut objects = Vec::new();
+    for row in table.iter().map_err(|error| wrong(path, error.into()))? {
+        let (key, value) = row.map_err(|error| wrong(path, error.into()))?;
+        let id = Id::from_key(kinds, key.value()).ok_or_else(|| entry(key.value()))?;
+        objects.push((id, value.value().to_vec()));
+    }
+    Ok(Loaded { revision, objects })
+}
+
+fn builder() -> redb::Builder {
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    builder
+}
+
+fn unreachable(path: &Path, source: io::Error) -> Error {
+    Error::Unreachable { path: path.to_path_buf(), source }
+}
+
+fn damaged(path: &Path, damage: Damage) -> Error {
+    Error::Damaged { path: path.to_path_buf(), damage }
+}
+
+fn refused(path: &Path, error: redb::DatabaseError) -> Error {
+    match error {
+        redb::DatabaseError::DatabaseAlreadyOpen => Error::InUse { path: path.to_path_buf() },
+        other => wrong(path, other.into()),
+    }
+}
+
+/// A database that lacks our tables was made by someone else.
+fn missing(path: &Path, error: redb::TableError) -> Error {
+    match error {
+        redb::TableError::TableDoesNotExist(_)
+        | redb::TableError::TableTypeMismatch { .. }
+        | redb::TableError::TableIsMultimap(_)
+        | redb::TableError::TableIsNotMultimap(_) => Error::Foreign { path: path.to_path_buf() },
+        other => wrong(path, other.into()),
+    }
+}
+
+fn wrong(path: &Path, error: redb::Error) -> Error {
+    match error {
+        redb::Error::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            damaged(path, Damage::Truncated)
+        }
+        redb::Error::Io(source) if source.kind() != io::ErrorKind::InvalidData => {
+            unreachable(path, source)
+        }
+        other => damaged(path, Damage::Refused(other)),
+    }
+}

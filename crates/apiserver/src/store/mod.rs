@@ -1,0 +1,163 @@
+//! The objects: durable in one file, served from memory, changed by one thread.
+//!
+//! Writers queue; the writer thread takes all that is queued, lets each write see what the one before it
+//! left, makes the whole batch durable with one flush, and only then shows it: first to readers, then to
+//! watches, then to the callers. Writers that arrive during a flush share the next one. A flush that fails
+//! is answered to every caller of its batch, and changes nothing.
+//!
+//! ```text
+//! callers --queue--> writer thread: run each in order --> one commit --> memory --> watches --> answers
+//! ```
+
+mod file;
+pub(crate) mod memory;
+mod overlay;
+mod txn;
+mod writer;
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, mpsc};
+use std::thread::JoinHandle;
+
+use tokio::sync::{oneshot, watch};
+
+use crate::error::Error;
+use crate::kind::Kind;
+use crate::status::Status;
+use memory::{State, Stored};
+pub(crate) use txn::Txn;
+use writer::{Job, Writer};
+
+/// Writes that may wait for the writer thread; beyond it, callers are told to come back.
+const QUEUE_MAX: usize = 4096;
+
+/// The revision that is signalled when the store closes.
+pub(crate) const CLOSED: u64 = u64::MAX;
+
+/// What readers share with the writer thread.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) kinds: &'static [Kind],
+    state: RwLock<State>,
+    /// For each kind, the revision of its newest event.
+    signals: Vec<watch::Sender<u64>>,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    flushes: AtomicU64,
+    writes: AtomicU64,
+    flush_ns: AtomicU64,
+}
+
+/// How much the store has written since it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stats {
+    /// Durable commits; each is one wait for the disk.
+    pub flushes: u64,
+    /// Object versions written or removed.
+    pub writes: u64,
+    /// Time spent in commits, summed, in nanoseconds.
+    pub flush_ns: u64,
+}
+
+impl Shared {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes when a kind has a new event.
+    pub(crate) fn subscribe(&self, kind: usize) -> watch::Receiver<u64> {
+        self.signals[kind].subscribe()
+    }
+}
+
+/// The store; dropping it waits for the writer thread and closes the file.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) shared: Arc<Shared>,
+    queue: Option<mpsc::SyncSender<Job>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl Store {
+    /// Opens the file and runs `first` on it before anybody else can write.
+    pub(crate) fn open(
+        path: &Path,
+        kinds: &'static [Kind],
+        first: impl FnOnce(&mut Txn<'_>) -> Result<(), Status> + Send + 'static,
+    ) -> Result<Store, Error> {
+        let (file, loaded) = file::StoreFile::open(path, kinds)?;
+        let mut state = State::new(kinds, loaded.revision);
+        for (id, json) in loaded.objects {
+            let key = id.to_key(kinds);
+            let stored = Stored::from_json(json.into()).ok_or_else(|| Error::Damaged {
+                path: path.to_path_buf(),
+                damage: crate::error::Damage::Entry { key },
+            })?;
+            state.set(&id, Some(Arc::new(stored)));
+        }
+        let shared = Arc::new(Shared {
+            kinds,
+            signals: kinds.iter().map(|_| watch::channel(loaded.revision).0).collect(),
+            state: RwLock::new(state),
+            counters: Counters::default(),
+        });
+        let (queue, jobs) = mpsc::sync_channel(QUEUE_MAX);
+        let thread = Writer { file, shared: Arc::clone(&shared), jobs };
+        thread.first(first).map_err(|status| Error::Unwritable {
+            path: path.to_path_buf(),
+            source: io::Error::other(status.message),
+        })?;
+        let writer = std::thread::Builder::new()
+            .name("trellis-store".to_owned())
+            .spawn(move || thread.run())
+            .map_err(|source| Error::NoThread { source })?;
+        Ok(Store { shared, queue: Some(queue), writer: Some(writer) })
+    }
+
+    /// Runs `change` on the writer thread and returns once its batch is durable.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut Txn<'_>) -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
+        let (job, answer) = writer::job(change);
+        self.submit(job)?;
+        answer.await.unwrap_or_else(|oneshot::error::RecvError { .. }| Err(Status::store_closed()))
+    }
+
+    fn submit(&self, job: Job) -> Result<(), Status> {
+        let queue = self.queue.as_ref().ok_or_else(Status::store_closed)?;
+        queue.try_send(job).map_err(|error| match error {
+            mpsc::TrySendError::Full(_) => Status::too_many_requests(),
+            mpsc::TrySendError::Disconnected(_) => Status::store_closed(),
+        })
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let counters = &self.shared.counters;
+        Stats {
+            flushes: counters.flushes.load(Ordering::Relaxed),
+            writes: counters.writes.load(Ordering::Relaxed),
+            flush_ns: counters.flush_ns.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.queue.take();
+        for signal in &self.shared.signals {
+            signal.send_replace(CLOSED);
+        }
+        if let Some(writer) = self.writer.take()
+            && writer.join().is_err()
+        {
+            tracing::error!("the thread that writes the store panicked");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! POST: a new object.
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::{Answer, Call};
+use crate::decode::{self, FieldValidation};
+use crate::pipeline::{self, Ownership};
+use crate::request;
+use crate::status::Status;
+
+pub(crate) async fn create(call: Call<'_>, body: Bytes) -> Result<Answer, Status> {
+    let kind = call.kind();
+    if call.target.name.is_some() || (kind.namespaced && call.target.namespace.is_none()) {
+        return Err(Status::method_not_allowed());
+    }
+    let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
+    let dry_run = call.query.dry_run()?;
+    let value = request::parse_body(call.header(http::header::CONTENT_TYPE), &body)?;
+    let (object, warnings) = decode::object(kind, value, validation)?;
+    let writer = call.writer();
+    let (index, namespace) = (call.target.kind, call.target.namespace_key().to_owned());
+    let stored = call.store.write(move |txn| {
+        let stored = pipeline::insert(txn, index, &namespace, object, &writer, Ownership::Record)?;
+        if dry_run {
+            txn.discard();
+        }
+        Ok(stored)
+    });
+    Ok(Answer::object(StatusCode::CREATED, &*stored.await?, warnings))
+}

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::filesystem::FilesystemKind;
 use crate::holders::{self, Holder};
+use crate::probe::Content;
 
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -54,6 +55,18 @@ pub enum Error {
         backing: PathBuf,
         /// Whether the found device is read-only.
         found_read_only: bool,
+    },
+
+    /// A loop device is already on a part of the file.
+    #[error(
+        "{device} already carries a part of {backing}, not all of it; detach it, nothing of ours makes such a device",
+        device = .device.display(), backing = .backing.display()
+    )]
+    AttachedInPart {
+        /// The device that was found.
+        device: PathBuf,
+        /// The file it carries a part of.
+        backing: PathBuf,
     },
 
     /// The backing file is smaller than the device on it: raising would shrink.
@@ -133,7 +146,7 @@ pub enum Error {
         /// The device.
         device: PathBuf,
         /// What was found on it.
-        found: String,
+        found: Box<Content>,
     },
 
     /// The device holds another filesystem than the one asked for.

@@ -5,7 +5,7 @@
 
 use std::io::{self, Read};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,8 @@ use crate::error::{Context, Error, Result};
 const OUTPUT_BYTES_MAX: u64 = 16 * 1024;
 /// How much of the output goes into an error sentence.
 const OUTPUT_CHARS_IN_ERROR: usize = 400;
+/// How long a killed program is waited for. One that is stuck in the kernel outlives that.
+const KILL_TIME_MAX: Duration = Duration::from_secs(2);
 /// The pause between two looks at a running program, from the first to the longest.
 const POLL_FIRST: Duration = Duration::from_millis(1);
 const POLL_LONGEST: Duration = Duration::from_millis(50);
@@ -76,31 +78,44 @@ impl Program {
         let stdout = child.stdout.take().map(collect);
         let stderr = child.stderr.take().map(collect);
         let status = wait(&mut child, limit).context("wait for", &path)?;
+        let Some(status) = status else {
+            // Its output is not waited for: a program stuck in the kernel keeps its pipes open.
+            return Err(Error::ProgramTimedOut {
+                program: self.name,
+                limit,
+            });
+        };
         let output = Output {
             stdout: joined(stdout),
             stderr: joined(stderr),
         };
-        match status {
-            None => Err(Error::ProgramTimedOut {
-                program: self.name,
-                limit,
-            }),
-            Some(status) if status.success() => Ok(output),
-            Some(status) => Err(Error::ProgramFailed {
-                program: self.name,
-                status,
-                output: brief(if output.stderr.trim().is_empty() {
-                    &output.stdout
-                } else {
-                    &output.stderr
-                }),
-            }),
+        if status.success() {
+            return Ok(output);
         }
+        let told = if output.stderr.trim().is_empty() {
+            &output.stdout
+        } else {
+            &output.stderr
+        };
+        Err(Error::ProgramFailed {
+            program: self.name,
+            status,
+            output: brief(told),
+        })
     }
 }
 
 /// Waits until the child ends, or kills it when the time is over and answers `None`.
-fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<std::process::ExitStatus>> {
+fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    if let Some(status) = wait_for(child, limit)? {
+        return Ok(Some(status));
+    }
+    child.kill()?;
+    wait_for(child, KILL_TIME_MAX)?;
+    Ok(None)
+}
+
+fn wait_for(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     let mut pause = POLL_FIRST;
     loop {
@@ -108,8 +123,6 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<std::process::E
             return Ok(Some(status));
         }
         if Instant::now() >= deadline {
-            child.kill()?;
-            child.wait()?;
             return Ok(None);
         }
         thread::sleep(pause);

@@ -108,6 +108,40 @@ fn an_xfs_made_small_has_few_groups_when_it_is_large() {
 }
 
 #[test]
+fn an_xfs_of_any_size_can_be_made_and_fills_its_device() {
+    // Fails if a geometry is computed that mkfs.xfs refuses, or that leaves space which growth cannot take.
+    const GIB: u64 = 1 << 30;
+    let sizes = [
+        (300 << 20) + 1536,
+        GIB - 512,
+        64 * GIB + (15 << 20),
+        70 * GIB + (7 << 20),
+        260 * GIB + (9 << 20),
+    ];
+    for size in sizes.map(Bytes::new) {
+        let bench = Bench::new();
+        let volume = bench.volume("v", FilesystemKind::Xfs, size);
+        volume::grow_filesystem(volume.kind, &volume.staging, &volume.device.path).unwrap();
+        let seen = volume::observe(&volume.backing, &volume.staging)
+            .unwrap()
+            .filesystem
+            .unwrap();
+        assert_eq!(seen.geometry.size(), seen.largest_fit, "{size}");
+        let Geometry::Xfs(geometry) = seen.geometry else {
+            panic!("{seen:?}")
+        };
+        assert!(
+            geometry
+                .data_blocks
+                .div_ceil(u64::from(geometry.group_blocks))
+                <= 5,
+            "{size}: {geometry:?}"
+        );
+        volume.take_down();
+    }
+}
+
+#[test]
 fn ext_growth_either_works_or_names_the_missing_capability() {
     // Fails if EPERM is reported as anything but the missing capability, or a size is made up.
     for kind in [FilesystemKind::Ext4, FilesystemKind::Ext3] {

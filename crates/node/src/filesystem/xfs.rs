@@ -30,8 +30,8 @@ const GROUP_BYTES_MIN: u64 = 16 << 20;
 const LOG_BYTES_MIN: u64 = 64 << 20;
 /// A larger log brings nothing that has been measured, and its space is lost to data.
 const LOG_BYTES_MAX: u64 = 512 << 20;
-/// mkfs.xfs would take 1/2048; a filesystem that is expected to grow takes more from the start.
-const LOG_SHARE: u64 = 256;
+/// mkfs.xfs would take 1/2048; a filesystem that is expected to grow takes twice that.
+const LOG_SHARE: u64 = 1024;
 /// Group sizes are multiples of this, so that they are whole blocks of every size.
 const GROUP_ROUNDING: u64 = 1 << 20;
 
@@ -144,9 +144,9 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<XfsGeometry>> {
 /// The arguments that make an xfs that can grow a thousandfold.
 ///
 /// The size of a group is fixed for life, and each group costs time at growth and at every mount, so
-/// the first group is made as large as the device allows: all of it but the 16 MiB that the second,
-/// which holds the second superblock, needs at least. The second group is filled up by the first
-/// growth. The log has to be in the first group then. `docs/filesystems.md` has the measurement.
+/// up to 64 GiB the first group is made as large as the device allows: all of it but the 16 MiB that
+/// the second, which holds the second superblock, needs at least. The second group is filled up by the
+/// first growth. The log has to be in the first group then. `docs/filesystems.md` has the measurement.
 pub(super) fn make_arguments(device_size: Bytes, uuid: Uuid) -> Vec<String> {
     let size = device_size.get();
     let nearly_all = size.saturating_sub(GROUP_BYTES_MIN);

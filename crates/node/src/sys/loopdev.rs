@@ -257,10 +257,13 @@ pub fn clear(device: impl AsFd) -> rustix::io::Result<()> {
 
 /// Makes a device that was found usable as if it had been made here.
 fn adopt(mut found: LoopDevice, backing: &Path, read_only: bool) -> Result<Attached> {
-    if found.read_only != read_only
-        || found.offset != Bytes::ZERO
-        || found.size_limit != Bytes::ZERO
-    {
+    if found.offset != Bytes::ZERO || found.size_limit != Bytes::ZERO {
+        return Err(Error::AttachedInPart {
+            device: found.path,
+            backing: backing.to_owned(),
+        });
+    }
+    if found.read_only != read_only {
         return Err(Error::AttachedInOtherMode {
             device: found.path,
             backing: backing.to_owned(),

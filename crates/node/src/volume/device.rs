@@ -1,12 +1,11 @@
 //! The device rung: a loop device on the volume's file.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use rustix::io::Errno;
 use trellis_api::Bytes;
 use trellis_api::step::{Step, reached};
 
@@ -18,6 +17,9 @@ use crate::sys::loopdev::{self, LoopDevice};
 
 /// A device that a file was just taken off may be open for a moment in somebody's scan.
 const CLEAR_POLLS_MAX: u32 = 100;
+/// A mount's last user may still be on its way out, and some programs claim every device of the
+/// machine in turn while they look for one (mkfs.btrfs does).
+const CLAIM_ATTEMPTS_MAX: u32 = 50;
 const CLEAR_PAUSE: Duration = Duration::from_millis(10);
 /// A file on FUSE may show its old size for a second (the kernel caches its attributes).
 const SIZE_POLLS_MAX: u32 = 40;
@@ -88,10 +90,8 @@ pub fn detach(backing: &Path) -> Result<bool> {
         what: device.path.clone(),
         holders: holders::of_device(&device.path, device.number),
     };
-    let claim = match block::open_exclusive(&device.path) {
-        Ok(claim) => claim,
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => return Err(busy()),
-        Err(error) => return Err(error).context("claim", &device.path),
+    let Some(claim) = claim(&device.path)? else {
+        return Err(busy());
     };
     // Between the search and the claim the device may have been given to another file.
     let is_ours = |now: &LoopDevice| {
@@ -110,6 +110,18 @@ pub fn detach(backing: &Path) -> Result<bool> {
         thread::sleep(CLEAR_PAUSE);
     }
     Err(busy())
+}
+
+/// Opens the device so that nobody else has a claim on it; `None` if somebody keeps one.
+pub(super) fn claim(device: &Path) -> Result<Option<File>> {
+    for _ in 0..CLAIM_ATTEMPTS_MAX {
+        match block::open_exclusive(device) {
+            Ok(claim) => return Ok(Some(claim)),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => thread::sleep(CLEAR_PAUSE),
+            Err(error) => return Err(error).context("claim", device),
+        }
+    }
+    Ok(None)
 }
 
 /// Raises the device to the size of its file, which has to be at least `want`, and reads it back.

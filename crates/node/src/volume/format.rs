@@ -16,14 +16,24 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 use std::str::FromStr;
+use std::thread;
+use std::time::Duration;
 
 use trellis_api::step::{Step, reached};
 use uuid::Uuid;
 
+use super::device::claim;
+use super::place;
 use crate::error::{Context, Error, Result};
 use crate::filesystem::{self, FilesystemKind, Geometry, State};
+use crate::holders;
 use crate::probe::{self, Content, Foreign};
 use crate::sys::block;
+
+/// mkfs fails if anybody has a claim on the device at that moment, be it a scan, or a program that is
+/// just being started by another thread and has our own claim until it runs.
+const MAKE_ATTEMPTS_MAX: u32 = 3;
+const MAKE_PAUSE: Duration = Duration::from_millis(100);
 
 /// The filesystem that is on the device now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +47,20 @@ pub struct Formatted {
 /// Makes sure that the device has a filesystem of that kind. `note` is a path that belongs to this
 /// volume alone, in a directory that exists and survives a restart.
 pub fn ensure_filesystem(device: &Path, kind: FilesystemKind, note: &Path) -> Result<Formatted> {
+    let mut attempts_left = MAKE_ATTEMPTS_MAX;
+    loop {
+        attempts_left -= 1;
+        match observe_and_make(device, kind, note) {
+            Err(Error::ProgramFailed { output, .. }) if attempts_left > 0 => {
+                tracing::warn!(device = %device.display(), output, "mkfs failed and is tried again");
+                thread::sleep(MAKE_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
+
+fn observe_and_make(device: &Path, kind: FilesystemKind, note: &Path) -> Result<Formatted> {
     let intent = read_note(note, device)?;
     match look(device)? {
         Content::Filesystem {
@@ -69,7 +93,7 @@ pub fn ensure_filesystem(device: &Path, kind: FilesystemKind, note: &Path) -> Re
             Some(uuid) => finish(device, kind, uuid, note, true),
             None => Err(Error::NotEmpty {
                 device: device.to_owned(),
-                found: found.to_string(),
+                found: Box::new(found),
             }),
         },
     }
@@ -111,19 +135,19 @@ fn finish(
 /// Looks at the device's content. A device that nobody claims is read afresh, not from a cache; one
 /// that is mounted is read as it is, and is then not empty.
 fn look(device: &Path) -> Result<Content> {
-    match block::open_exclusive(device) {
-        Ok(claim) => {
-            block::drop_cache(&claim).context("drop the cache of", device)?;
-            probe::probe_open(&claim, device)
-        }
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => match probe::probe(device)? {
-            found @ Content::Filesystem { .. } => Ok(found),
-            _ => Err(Error::Busy {
+    if let Some(claim) = claim(device)? {
+        block::drop_cache(&claim).context("drop the cache of", device)?;
+        return probe::probe_open(&claim, device);
+    }
+    match probe::probe(device)? {
+        found @ Content::Filesystem { .. } => Ok(found),
+        _ => {
+            let holders = holders::of_device(device, place::number_of(device)?);
+            Err(Error::Busy {
                 what: device.to_owned(),
-                holders: Vec::new(),
-            }),
-        },
-        Err(error) => Err(error).context("claim", device),
+                holders,
+            })
+        }
     }
 }
 

@@ -9,6 +9,8 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags};
 use rustix::io::Errno;
@@ -24,6 +26,11 @@ const MARK: &str = "trusted.trellis.made";
 /// Others have no business below a volume's mount point before it is mounted.
 const DIRECTORY_MODE: u32 = 0o750;
 const FILE_MODE: u32 = 0o640;
+
+/// A mount may be in use for a moment by a scan, or by a program that another thread is just starting
+/// and that has copies of our open files until it runs.
+const UNMOUNT_ATTEMPTS_MAX: u32 = 20;
+const UNMOUNT_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a place has to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,17 +159,22 @@ impl Place {
 
     /// Unmounts what is visible here; [`Error::Busy`] names who uses it.
     pub(super) fn unmount(&self) -> Result<()> {
-        mount::unmount(&self.parent, &self.name).map_err(|errno| match errno {
-            Errno::BUSY => Error::Busy {
-                what: self.path.clone(),
-                holders: holders::of_mount(&self.path),
-            },
-            other => Error::Io {
-                action: "unmount",
-                path: self.path.clone(),
-                source: other.into(),
-            },
-        })
+        let mut attempts_left = UNMOUNT_ATTEMPTS_MAX;
+        loop {
+            attempts_left -= 1;
+            match mount::unmount(&self.parent, &self.name) {
+                Ok(()) => return Ok(()),
+                Err(Errno::BUSY) if attempts_left > 0 => thread::sleep(UNMOUNT_PAUSE),
+                Err(Errno::BUSY) => {
+                    let holders = holders::of_mount(&self.path);
+                    return Err(Error::Busy {
+                        what: self.path.clone(),
+                        holders,
+                    });
+                }
+                Err(errno) => return Err(errno).context("unmount", &self.path),
+            }
+        }
     }
 
     /// Removes the place if it was made here and holds nothing. Answers whether it did.

@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,6 +17,10 @@ pub struct Defaults {
     pub node: String,
     /// Directory of the pool `default`.
     pub pool: String,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The machine's architecture, in the kernel's word.
+    pub architecture: String,
 }
 
 /// Makes what is absent.
@@ -27,6 +31,7 @@ pub async fn bootstrap(client: &Client, defaults: &Defaults) -> Result<(), kube:
         "metadata": { "name": defaults.node, "labels": { "kubernetes.io/hostname": defaults.node } },
     });
     ensure::<Node>(client, node).await?;
+    report_node(client, defaults).await?;
     let class = json!({
         "metadata": {
             "name": "trellis",
@@ -46,6 +51,22 @@ pub async fn bootstrap(client: &Client, defaults: &Defaults) -> Result<(), kube:
         "spec": { "node": defaults.node, "path": defaults.pool, "overcommitPercent": 100 },
     });
     ensure::<Pool>(client, pool).await
+}
+
+/// The node says that it is ready, and what it runs.
+async fn report_node(client: &Client, defaults: &Defaults) -> Result<(), kube::Error> {
+    let ready = json!({ "status": {
+        "conditions": [{
+            "type": "Ready", "status": "True", "reason": "AgentReady", "message": "the node agent runs",
+        }],
+        "nodeInfo": {
+            "kernelVersion": defaults.kernel, "architecture": defaults.architecture, "operatingSystem": "linux",
+            "osImage": "", "bootID": "", "machineID": "", "systemUUID": "", "containerRuntimeVersion": "",
+            "kubeProxyVersion": "", "kubeletVersion": concat!("trellis-", env!("CARGO_PKG_VERSION")),
+        },
+    }});
+    let nodes = Api::<Node>::all(client.clone());
+    nodes.patch_status(&defaults.node, &PatchParams::default(), &Patch::Merge(ready)).await.map(drop)
 }
 
 async fn ensure<K>(client: &Client, object: serde_json::Value) -> Result<(), kube::Error>

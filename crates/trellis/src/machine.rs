@@ -259,7 +259,7 @@ fn store_hold(error: trellis_engine::Error) -> Hold {
     Hold::new(reason, sentence(&error))
 }
 
-fn is_no_space(error: &dyn std::error::Error) -> bool {
+fn is_no_space(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(next) = cause {
         if next.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::StorageFull) {

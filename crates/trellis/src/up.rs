@@ -7,7 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use trellis_apiserver::{EmbeddedApi, Pki, kubeconfig, listen};
+use trellis_apiserver::pki::Pki;
+use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 use trellis_control::bootstrap::{Defaults, bootstrap};
 
 use crate::cli::{Global, Up};
@@ -36,8 +37,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         // The agent stops where it is: whatever it leaves half done is found again at the next start.
         drop(controllers);
     };
-    listen::serve(listener, &pki, api.service(), stopped).await;
-    api.close();
+    listen::serve(listener, &pki, api, stopped).await;
     Ok(())
 }
 
@@ -45,7 +45,13 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
 async fn start(api: &EmbeddedApi, data: &Path, node: &str) -> anyhow::Result<tokio::task::JoinSet<()>> {
     let pool = data.join("pools/default");
     std::fs::create_dir_all(&pool).with_context(|| format!("{} cannot be made", pool.display()))?;
-    let defaults = Defaults { node: node.to_owned(), pool: pool.display().to_string() };
+    let system = rustix::system::uname();
+    let defaults = Defaults {
+        node: node.to_owned(),
+        pool: pool.display().to_string(),
+        kernel: system.release().to_string_lossy().into_owned(),
+        architecture: system.machine().to_string_lossy().into_owned(),
+    };
     bootstrap(&api.client(), &defaults).await.context("the first objects cannot be stored")?;
     let machine = ThisMachine::new(data).with_context(|| format!("{} cannot be used", data.display()))?;
     Ok(trellis_control::run::start(api.client(), node.to_owned(), Arc::new(machine)).await)

@@ -77,7 +77,7 @@ pub fn bound(claim: &PersistentVolumeClaim, capacity: Bytes) -> Value {
         "phase": "Bound",
         "accessModes": modes,
         "capacity": { "storage": capacity },
-        "conditions": others(claim),
+        "conditions": or_none(others(claim)),
     }})
 }
 
@@ -148,7 +148,7 @@ pub fn finished(claim: &PersistentVolumeClaim, capacity: Bytes) -> Value {
         "capacity": { "storage": capacity },
         "allocatedResources": { "storage": capacity },
         "allocatedResourceStatuses": null,
-        "conditions": others(claim),
+        "conditions": or_none(others(claim)),
     }})
 }
 
@@ -206,6 +206,11 @@ fn resizing(
         "allocatedResourceStatuses": { "storage": progress },
         "conditions": conditions,
     }})
+}
+
+/// A list, or the absence that Kubernetes prefers to an empty one.
+fn or_none(conditions: Vec<PersistentVolumeClaimCondition>) -> Option<Vec<PersistentVolumeClaimCondition>> {
+    Some(conditions).filter(|conditions| !conditions.is_empty())
 }
 
 /// The conditions that are not ours to touch.

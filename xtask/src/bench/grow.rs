@@ -1,0 +1,200 @@
+//! How long a growth takes, beside the bare system calls that it cannot do without.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::watch_object;
+use kube::{Api, Client};
+use serde_json::json;
+use trellis_api::kinds::{Attachment, Replica, Target};
+use trellis_api::{Bytes, Rung};
+use trellis_node::filesystem::{self, FilesystemKind};
+use trellis_node::sys::loopdev;
+use trellis_node::volume;
+
+use super::service::{Service, written};
+use super::statistics::{Times, millis};
+
+/// The size that claims begin with, and by how much each growth raises it.
+const FIRST: Bytes = Bytes::gib(1);
+const BY: Bytes = Bytes::mib(8);
+
+/// Runs `growths` growths in a directory below `below`, each followed by a bare one.
+pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> anyhow::Result<()> {
+    let service = Service::start(binary, below)?;
+    let client = service.client().await?;
+    let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
+    make_claim(&client, &claims, kind).await?;
+    let mount = service.path("mnt");
+    service.verb(binary, &["mount", "data", mount.to_str().context("a plain path")?])?;
+    let kind: FilesystemKind = kind.parse()?;
+    let bare = Bare::make(service.path("bare"), kind)?;
+    let mut events = watch_object(claims.clone(), "data").boxed();
+    let (mut whole, mut over, mut raw, mut acknowledged) =
+        (Times::default(), Times::default(), Times::default(), Times::default());
+    let mut rungs = RungTimes::default();
+    let before = written(&client).await?;
+    for index in 0..growths {
+        let want = Bytes::new(FIRST.get() + BY.get() * u64::try_from(index + 1)?);
+        let started = Instant::now();
+        let body = json!({ "spec": { "resources": { "requests": { "storage": want } } } });
+        claims.patch("data", &PatchParams::default(), &Patch::Merge(body)).await?;
+        acknowledged.push(started.elapsed());
+        reported(&mut events, want).await?;
+        let measured = bare.measure(kind, &mount)?;
+        let took = started.elapsed();
+        anyhow::ensure!(measured >= want, "the claim says {want}, the filesystem {measured}");
+        let raw_took = bare.grow(kind, want)?;
+        whole.push(took);
+        raw.push(raw_took);
+        over.push(took.saturating_sub(raw_took));
+        rungs.take(&client).await?;
+        // Let the reports that nobody waited for settle, so that each growth is measured alone.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let after = written(&client).await?;
+    let flushes = after.flushes - before.flushes;
+    let each = after.in_flushes.saturating_sub(before.in_flushes) / u32::try_from(flushes.max(1))?;
+    println!("growth of a mounted {kind} below {}, {growths} times by {BY}", below.display());
+    println!("                     median        p99");
+    let row = |name: &str, times: &Times| {
+        println!("  {name:<16} {:>9}  {:>9}", millis(times.median()), millis(times.permille(990)));
+    };
+    row("patch to done", &whole);
+    row("bare", &raw);
+    row("overhead", &over);
+    row("patch answered", &acknowledged);
+    for (rung, times) in &rungs.0 {
+        row(&format!("  {rung} rung"), times);
+    }
+    let ratio = whole.median().as_secs_f64() / raw.median().as_secs_f64();
+    println!("  patch to done / bare: {ratio:.2}");
+    println!(
+        "  one flush of the store: {}; {:.1} flushes and {:.1} object writes a growth",
+        millis(each),
+        ratio_of(flushes, growths),
+        ratio_of(after.writes - before.writes, growths),
+    );
+    println!("  in a row before the claim is done: 3 flushes of the store (request, goals, report) and 1 sync of the replica\n");
+    Ok(())
+}
+
+fn ratio_of(count: u64, of: usize) -> f64 {
+    let exact = |number: u64| u32::try_from(number).map(f64::from).unwrap_or(f64::INFINITY);
+    exact(count) / exact(u64::try_from(of).unwrap_or(1).max(1))
+}
+
+async fn make_claim(client: &Client, claims: &Api<PersistentVolumeClaim>, kind: &str) -> anyhow::Result<()> {
+    let class: k8s_openapi::api::storage::v1::StorageClass = serde_json::from_value(json!({
+        "metadata": { "name": "bench" },
+        "provisioner": "trellis.dev",
+        "allowVolumeExpansion": true,
+        "parameters": { "csi.storage.k8s.io/fstype": kind },
+    }))?;
+    Api::all(client.clone()).create(&PostParams::default(), &class).await?;
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": { "name": "data" },
+        "spec": {
+            "storageClassName": "bench",
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": FIRST } },
+        },
+    }))?;
+    claims.create(&PostParams::default(), &claim).await?;
+    let mut events = watch_object(claims.clone(), "data").boxed();
+    reported(&mut events, FIRST).await
+}
+
+/// Waits until the claim's status reports `want`.
+async fn reported<S>(events: &mut S, want: Bytes) -> anyhow::Result<()>
+where
+    S: futures::Stream<Item = Result<Option<PersistentVolumeClaim>, kube::runtime::watcher::Error>> + Unpin,
+{
+    let waiting = async {
+        while let Some(claim) = events.try_next().await? {
+            let status = claim.and_then(|claim| claim.status);
+            let size = status.and_then(|status| status.capacity?.get("storage")?.0.parse::<Bytes>().ok());
+            if size.is_some_and(|size| size >= want) {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the watch ended")
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.context("a growth was not done in 30 s")?
+}
+
+/// The same work done bare: a sparse file, a loop device, a mounted filesystem.
+struct Bare {
+    file: PathBuf,
+    mount: PathBuf,
+    device: PathBuf,
+}
+
+impl Bare {
+    fn make(dir: PathBuf, kind: FilesystemKind) -> anyhow::Result<Bare> {
+        std::fs::create_dir_all(&dir)?;
+        let file = dir.join("file");
+        std::fs::File::create(&file)?.set_len(FIRST.get())?;
+        let device = volume::attach(&file, false)?.path;
+        let mount = dir.join("mnt");
+        volume::ensure_filesystem(&device, kind, &dir.join("note"))?;
+        volume::stage(&device, kind, &mount, false)?;
+        Ok(Bare { file, mount, device })
+    }
+
+    /// Extends the file, the device and the filesystem, by one system call each.
+    fn grow(&self, kind: FilesystemKind, to: Bytes) -> anyhow::Result<Duration> {
+        let file = std::fs::OpenOptions::new().write(true).open(&self.file)?;
+        let device = std::fs::File::open(&self.device)?;
+        let started = Instant::now();
+        file.set_len(to.get())?;
+        loopdev::refresh_size(device.as_fd())?;
+        filesystem::grow_mounted(kind, &self.mount, &self.device)?;
+        Ok(started.elapsed())
+    }
+
+    fn measure(&self, kind: FilesystemKind, mount: &Path) -> anyhow::Result<Bytes> {
+        let mounts = trellis_node::sys::mountinfo::read()?;
+        let found = mounts.iter().find(|each| each.mount_point == mount).context("the claim is not mounted")?;
+        let device = PathBuf::from(&found.source);
+        Ok(filesystem::measure_mounted(kind, mount, &device)?.size())
+    }
+}
+
+/// How long the raise of each rung took, as the service reports it.
+#[derive(Default)]
+struct RungTimes(Vec<(Rung, Times)>);
+
+impl RungTimes {
+    async fn take(&mut self, client: &Client) -> anyhow::Result<()> {
+        let all = ListParams::default();
+        let mut found = Vec::new();
+        for replica in Api::<Replica>::all(client.clone()).list(&all).await? {
+            found.extend(replica.status.and_then(|status| status.rung));
+        }
+        for target in Api::<Target>::all(client.clone()).list(&all).await? {
+            found.extend(target.status.and_then(|status| status.rung));
+        }
+        for attachment in Api::<Attachment>::all(client.clone()).list(&all).await? {
+            found.extend(attachment.status.map(|status| status.rungs).unwrap_or_default());
+        }
+        for status in found {
+            let Some(raised) = status.raised else { continue };
+            let time = Duration::from_micros(raised.took_micros);
+            match self.0.iter_mut().find(|(rung, _)| *rung == status.rung) {
+                Some((_, times)) => times.push(time),
+                None => {
+                    let mut times = Times::default();
+                    times.push(time);
+                    self.0.push((status.rung, times));
+                }
+            }
+        }
+        Ok(())
+    }
+}

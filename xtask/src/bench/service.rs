@@ -1,0 +1,124 @@
+//! A service under measurement, and the ways to look at it.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tempfile::TempDir;
+
+/// A service in a temporary directory below the one that is measured.
+pub struct Service {
+    /// Its directory; the service's own is `data` in it.
+    pub dir: TempDir,
+    child: Child,
+}
+
+/// What the store says it has written.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    /// Flushes.
+    pub flushes: u64,
+    /// Objects.
+    pub writes: u64,
+    /// Time in flushes.
+    pub in_flushes: Duration,
+}
+
+impl Service {
+    /// Starts it and waits until it is up.
+    pub fn start(binary: &Path, below: &Path) -> anyhow::Result<Service> {
+        let dir = tempfile::Builder::new().prefix("trellis-bench-").tempdir_in(below)?;
+        let mut child = Command::new(binary)
+            .args(["up", "--node", "bench", "--data"])
+            .arg(dir.path().join("data"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("the service cannot be started")?;
+        let stdout = child.stdout.take().context("the service has no output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let service = Service { dir, child };
+        anyhow::ensure!(line.contains("trellis is up"), "the service did not come up: {line}");
+        Ok(service)
+    }
+
+    /// A client over TLS, as any other program would have.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        let file = Kubeconfig::read_from(self.dir.path().join("data/kubeconfig"))?;
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Runs a verb that must succeed.
+    pub fn verb(&self, binary: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+        let output = Command::new(binary)
+            .args(arguments)
+            .arg("--data")
+            .arg(self.dir.path().join("data"))
+            .env_remove("KUBECONFIG")
+            .output()?;
+        anyhow::ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    /// A path in the directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Processor time that the process has used.
+    pub fn cpu(&self) -> anyhow::Result<Duration> {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+        // A tick is a hundredth of a second wherever Linux runs.
+        Ok(Duration::from_millis((ticks(11) + ticks(12)) * 10))
+    }
+
+    /// Resident memory: the present and the highest, in MB.
+    pub fn memory_mb(&self) -> anyhow::Result<(u64, u64)> {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let field = |name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name));
+            line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0) / 1000
+        };
+        Ok((field("VmRSS:"), field("VmHWM:")))
+    }
+}
+
+/// What the store has written so far.
+pub async fn written(client: &Client) -> anyhow::Result<Written> {
+    let request = http::Request::get("/debug/store").body(Vec::new())?;
+    let stats: serde_json::Value = client.request(request).await?;
+    let field = |name: &str| stats[name].as_u64().with_context(|| format!("no {name} in {stats}"));
+    Ok(Written {
+        flushes: field("flushes")?,
+        writes: field("writes")?,
+        in_flushes: Duration::from_nanos(field("flushNanos")?),
+    })
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        sweep(self.dir.path());
+    }
+}
+
+/// Unmounts and detaches whatever is left below `dir`.
+pub fn sweep(dir: &Path) {
+    let mounts = trellis_node::sys::mountinfo::read().unwrap_or_default();
+    for mount in mounts.iter().rev().filter(|mount| mount.mount_point.starts_with(dir)) {
+        let _ = Command::new("umount").arg(&mount.mount_point).status();
+    }
+    for device in trellis_node::sys::loopdev::list().unwrap_or_default() {
+        if device.backing_hint.starts_with(dir) {
+            let _ = Command::new("losetup").arg("-d").arg(&device.path).status();
+        }
+    }
+}

@@ -198,6 +198,11 @@ fn a_block_volume_is_the_device_at_a_file() {
         problem(publish(source, &taken, false).unwrap_err()),
         PathProblem::NotAnEmptyFile
     );
+    // Detached now, the path would show whatever the device carries next.
+    assert!(matches!(
+        volume::detach(&backing).unwrap_err(),
+        Error::Busy { .. }
+    ));
     assert!(unpublish(&path, Some(device.number)).unwrap());
     assert!(!path.exists());
     assert!(volume::detach(&backing).unwrap());

@@ -9,11 +9,14 @@ use std::time::Duration;
 use trellis_api::Bytes;
 use trellis_api::step::{Step, reached};
 
+use super::observe::shows_node;
+use super::place;
 use crate::error::{Context, Error, Result};
 use crate::filesystem::Outcome;
 use crate::holders;
 use crate::sys::block::{self, DeviceNumber};
 use crate::sys::loopdev::{self, LoopDevice};
+use crate::sys::mountinfo;
 
 /// A device that a file was just taken off may be open for a moment in somebody's scan.
 const CLEAR_POLLS_MAX: u32 = 100;
@@ -79,7 +82,7 @@ fn describe(device: LoopDevice, adopted: bool) -> Result<AttachedDevice> {
 
 /// Takes the device off the file. Answers whether there was one.
 ///
-/// A device that is mounted or otherwise claimed, in any mount namespace, is [`Error::Busy`] and is
+/// A device that is mounted, published or otherwise claimed, in any mount namespace, is [`Error::Busy`] and is
 /// not touched. One that a program merely has open goes away when the program closes it; until then
 /// this is [`Error::Busy`] too.
 pub fn detach(backing: &Path) -> Result<bool> {
@@ -90,6 +93,11 @@ pub fn detach(backing: &Path) -> Result<bool> {
         what: device.path.clone(),
         holders: holders::of_device(&device.path, device.number),
     };
+    // A path that shows the node would show another volume as soon as the device is used again.
+    let mut mounts = mountinfo::read()?.into_iter();
+    if mounts.any(|mount| shows_node(&mount, &device.path, device.number)) {
+        return Err(busy());
+    }
     let Some(claim) = claim(&device.path)? else {
         return Err(busy());
     };
@@ -114,6 +122,11 @@ pub fn detach(backing: &Path) -> Result<bool> {
 
 /// Opens the device so that nobody else has a claim on it; `None` if somebody keeps one.
 pub(super) fn claim(device: &Path) -> Result<Option<File>> {
+    // A mount that can be seen from here does not go away by waiting.
+    let number = place::number_of(device)?;
+    if mountinfo::of(&mountinfo::read()?, number).next().is_some() {
+        return Ok(None);
+    }
     for _ in 0..CLAIM_ATTEMPTS_MAX {
         match block::open_exclusive(device) {
             Ok(claim) => return Ok(Some(claim)),

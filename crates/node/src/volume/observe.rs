@@ -150,12 +150,18 @@ fn publication(
             block: false,
         });
     }
-    // A device node that is bound somewhere shows as a piece of the filesystem of /dev.
-    let is_node = mount.root.file_name() == device.path.file_name()
-        && DeviceNumber::of_block_device(&path).ok().flatten() == Some(device.number);
-    is_node.then_some(Publication {
+    shows_node(mount, &device.path, device.number).then_some(Publication {
         path,
         read_only: device.read_only,
         block: true,
     })
+}
+
+/// Whether the mount is a bind of the device's node: it shows as a piece of the filesystem of /dev.
+pub(super) fn shows_node(mount: &Mount, device: &Path, number: DeviceNumber) -> bool {
+    mount.root.file_name() == device.file_name()
+        && DeviceNumber::of_block_device(&mount.mount_point)
+            .ok()
+            .flatten()
+            == Some(number)
 }

@@ -82,8 +82,8 @@ fn describe(device: LoopDevice, adopted: bool) -> Result<AttachedDevice> {
 
 /// Takes the device off the file. Answers whether there was one.
 ///
-/// A device that is mounted, published or otherwise claimed, in any mount namespace, is [`Error::Busy`] and is
-/// not touched. One that a program merely has open goes away when the program closes it; until then
+/// A device that is mounted or otherwise claimed, in any mount namespace, or whose node is published in
+/// this one, is [`Error::Busy`] and is not touched. One that a program merely has open goes away when the program closes it; until then
 /// this is [`Error::Busy`] too.
 pub fn detach(backing: &Path) -> Result<bool> {
     let Some(device) = find_loop(backing)? else {

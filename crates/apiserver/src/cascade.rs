@@ -35,7 +35,11 @@ pub(crate) struct Sweep {
 
 impl Sweep {
     pub(crate) fn new(now: &str) -> Sweep {
-        Sweep { now: now.to_owned(), gone: Vec::new(), namespaces: BTreeSet::new() }
+        Sweep {
+            now: now.to_owned(),
+            gone: Vec::new(),
+            namespaces: BTreeSet::new(),
+        }
     }
 
     /// Deletes an object, or marks it if something holds it; returns what is left of it and whether it is gone.
@@ -51,7 +55,11 @@ impl Sweep {
             Propagation::Background => {}
             Propagation::Orphan => release(txn, &stored.uid),
             Propagation::Foreground => {
-                if txn.dependents(&stored.uid).iter().any(|dependent| blocks(txn, dependent, &stored.uid)) {
+                if txn
+                    .dependents(&stored.uid)
+                    .iter()
+                    .any(|dependent| blocks(txn, dependent, &stored.uid))
+                {
                     add_finalizer(&mut object, FOREGROUND);
                 }
             }
@@ -76,12 +84,20 @@ impl Sweep {
         Some((held, false))
     }
 
-    fn mark(&self, txn: &mut Txn<'_>, id: &Id, mut object: Value, is_namespace: bool) -> Arc<Stored> {
+    fn mark(
+        &self,
+        txn: &mut Txn<'_>,
+        id: &Id,
+        mut object: Value,
+        is_namespace: bool,
+    ) -> Arc<Stored> {
         if meta::get(&object, "deletionTimestamp").is_none() {
             meta::set(&mut object, "deletionTimestamp", json!(self.now));
             meta::set(&mut object, "deletionGracePeriodSeconds", json!(0));
             if txn.kinds[id.kind].counts_generations() {
-                let generation = meta::get(&object, "generation").and_then(Value::as_i64).unwrap_or(0);
+                let generation = meta::get(&object, "generation")
+                    .and_then(Value::as_i64)
+                    .unwrap_or(0);
                 meta::set(&mut object, "generation", json!(generation + 1));
             }
         }
@@ -123,18 +139,26 @@ impl Sweep {
                     self.unblock(txn, &owner.uid);
                 }
             }
-            let Some(namespace) = self.namespaces.pop_first() else { return };
+            let Some(namespace) = self.namespaces.pop_first() else {
+                return;
+            };
             self.close_namespace(txn, &namespace);
         }
     }
 
     /// Deletes an object none of whose owners is left; otherwise it only forgets those that are gone.
     fn collect(&mut self, txn: &mut Txn<'_>, id: &Id) {
-        let Some(stored) = txn.get(id).cloned() else { return };
+        let Some(stored) = txn.get(id).cloned() else {
+            return;
+        };
         if stored.owners.is_empty() {
             return;
         }
-        let left: Vec<bool> = stored.owners.iter().map(|owner| txn.with_uid(&owner.uid).is_some()).collect();
+        let left: Vec<bool> = stored
+            .owners
+            .iter()
+            .map(|owner| txn.with_uid(&owner.uid).is_some())
+            .collect();
         if left.iter().all(|is_left| !is_left) {
             if !stored.deleting {
                 self.delete(txn, id, Propagation::Background);
@@ -152,13 +176,27 @@ impl Sweep {
     /// Lets an owner go that has waited for its dependents.
     fn unblock(&mut self, txn: &mut Txn<'_>, uid: &str) {
         let Some(id) = txn.with_uid(uid) else { return };
-        let Some(stored) = txn.get(&id).cloned() else { return };
-        if !stored.deleting || txn.dependents(uid).iter().any(|dependent| blocks(txn, dependent, uid)) {
+        let Some(stored) = txn.get(&id).cloned() else {
+            return;
+        };
+        if !stored.deleting
+            || txn
+                .dependents(uid)
+                .iter()
+                .any(|dependent| blocks(txn, dependent, uid))
+        {
             return;
         }
         let mut object = stored.value();
-        let finalizers: Vec<String> = meta::finalizers(&object).into_iter().map(str::to_owned).collect();
-        let rest: Vec<String> = finalizers.iter().filter(|name| *name != FOREGROUND).cloned().collect();
+        let finalizers: Vec<String> = meta::finalizers(&object)
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
+        let rest: Vec<String> = finalizers
+            .iter()
+            .filter(|name| *name != FOREGROUND)
+            .cloned()
+            .collect();
         if rest.len() == finalizers.len() {
             return;
         }
@@ -171,9 +209,13 @@ impl Sweep {
     }
 
     fn close_namespace(&mut self, txn: &mut Txn<'_>, name: &str) {
-        let Some(kind) = txn.kind_index("namespaces") else { return };
+        let Some(kind) = txn.kind_index("namespaces") else {
+            return;
+        };
         let id = Id::new(kind, "", name);
-        let Some(stored) = txn.get(&id).cloned() else { return };
+        let Some(stored) = txn.get(&id).cloned() else {
+            return;
+        };
         if !stored.deleting || !txn.namespace_is_empty(name) {
             return;
         }
@@ -214,14 +256,20 @@ pub(crate) fn repair(txn: &mut Txn<'_>) {
 }
 
 fn blocks(txn: &Txn<'_>, dependent: &Id, uid: &str) -> bool {
-    txn.get(dependent)
-        .is_some_and(|stored| stored.owners.iter().any(|owner| *owner.uid == *uid && owner.blocks))
+    txn.get(dependent).is_some_and(|stored| {
+        stored
+            .owners
+            .iter()
+            .any(|owner| *owner.uid == *uid && owner.blocks)
+    })
 }
 
 /// Takes the owner out of all its dependents.
 fn release(txn: &mut Txn<'_>, uid: &str) {
     for id in txn.dependents(uid) {
-        let Some(mut object) = txn.get(&id).map(|stored| stored.value()) else { continue };
+        let Some(mut object) = txn.get(&id).map(|stored| stored.value()) else {
+            continue;
+        };
         if let Some(Value::Array(owners)) = meta::map(&mut object).get_mut("ownerReferences") {
             owners.retain(|owner| owner.get("uid").is_none_or(|have| have != uid));
             if owners.is_empty() {
@@ -233,7 +281,10 @@ fn release(txn: &mut Txn<'_>, uid: &str) {
 }
 
 fn add_finalizer(object: &mut Value, name: &str) {
-    let mut finalizers: Vec<String> = meta::finalizers(object).into_iter().map(str::to_owned).collect();
+    let mut finalizers: Vec<String> = meta::finalizers(object)
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
     if !finalizers.iter().any(|have| have == name) {
         finalizers.push(name.to_owned());
         meta::set_finalizers(object, &finalizers);

@@ -50,7 +50,11 @@ pub(crate) fn object(
         let why = format!("strict decoding error: {}", decoded.unknown.join(", "));
         return Err(Status::bad_request(unfit(kind, &why)));
     }
-    let warnings = if validation == FieldValidation::Warn { decoded.unknown } else { Vec::new() };
+    let warnings = if validation == FieldValidation::Warn {
+        decoded.unknown
+    } else {
+        Vec::new()
+    };
     Ok((decoded.object, warnings))
 }
 
@@ -60,22 +64,35 @@ pub(crate) fn normalise(kind: &Kind, value: Value) -> Result<Decoded, Status> {
         .map_err(|error| Status::bad_request(unfit(kind, &error.to_string())))?;
     let mut unknown = Vec::new();
     missing(kind, &mut Vec::new(), &value, &object, &mut unknown);
-    let unknown = unknown.into_iter().map(|path| format!("unknown field {path:?}")).collect();
+    let unknown = unknown
+        .into_iter()
+        .map(|path| format!("unknown field {path:?}"))
+        .collect();
     Ok(Decoded { object, unknown })
 }
 
 fn unfit(kind: &Kind, why: &str) -> String {
-    let Kind { kind: name, version, .. } = kind;
+    let Kind {
+        kind: name,
+        version,
+        ..
+    } = kind;
     format!("{name} in version {version:?} cannot be handled as a {name}: {why}")
 }
 
 /// Checks `apiVersion` and `kind`, and fills them in where they are missing.
 pub(crate) fn identify(kind: &Kind, value: &mut Value) -> Result<(), Status> {
     let Value::Object(map) = value else {
-        return Err(Status::bad_request(unfit(kind, "the body is not an object")));
+        return Err(Status::bad_request(unfit(
+            kind,
+            "the body is not an object",
+        )));
     };
     let text = |map: &Map<String, Value>, field: &str| {
-        map.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+        map.get(field)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
     };
     let (version, name) = (text(map, "apiVersion"), text(map, "kind"));
     let expected = kind.api_version();
@@ -91,7 +108,13 @@ pub(crate) fn identify(kind: &Kind, value: &mut Value) -> Result<(), Status> {
 }
 
 /// Collects the paths that `sent` has and `kept` has not, unless the kind's schema knows them.
-fn missing(kind: &Kind, path: &mut Vec<Step>, sent: &Value, kept: &Value, unknown: &mut Vec<String>) {
+fn missing(
+    kind: &Kind,
+    path: &mut Vec<Step>,
+    sent: &Value,
+    kept: &Value,
+    unknown: &mut Vec<String>,
+) {
     match (sent, kept) {
         (Value::Object(sent), Value::Object(kept)) => {
             for (field, value) in sent.iter().filter(|(_, value)| !value.is_null()) {
@@ -148,7 +171,10 @@ fn is_known(kind: &Kind, path: &[Step]) -> bool {
             Step::Field(field) => at
                 .get("properties")
                 .and_then(|properties| properties.get(field))
-                .or_else(|| at.get("additionalProperties").filter(|value| value.is_object())),
+                .or_else(|| {
+                    at.get("additionalProperties")
+                        .filter(|value| value.is_object())
+                }),
             Step::Index(_) => at.get("items"),
         };
         match next {
@@ -169,8 +195,10 @@ fn resolved<'a>(root: &'a Value, mut at: &'a Value) -> &'a Value {
                 Some(target) => at = target,
                 None => return at,
             }
-        } else if let Some(alternatives) =
-            at.get("anyOf").or_else(|| at.get("allOf")).and_then(Value::as_array)
+        } else if let Some(alternatives) = at
+            .get("anyOf")
+            .or_else(|| at.get("allOf"))
+            .and_then(Value::as_array)
         {
             let real = |schema: &&Value| schema.get("type").is_none_or(|kind| kind != "null");
             match alternatives.iter().find(real) {
@@ -200,21 +228,28 @@ fn schema(kind: &Kind) -> &'static Value {
         made.collect()
     });
     let wanted = format!("{}/{}", kind.group, kind.kind);
-    schemas.iter().find(|(name, _)| *name == wanted).map_or(&NOTHING, |(_, schema)| schema)
+    schemas
+        .iter()
+        .find(|(name, _)| *name == wanted)
+        .map_or(&NOTHING, |(_, schema)| schema)
 }
 
 /// The parts of `normal` that `sent` names: a type may fill in what the client left out.
 pub(crate) fn restricted(normal: &Value, sent: &Value) -> Value {
     match (normal, sent) {
         (Value::Object(normal), Value::Object(sent)) => {
-            let named = normal
-                .iter()
-                .filter_map(|(field, value)| Some((field.clone(), restricted(value, sent.get(field)?))));
+            let named = normal.iter().filter_map(|(field, value)| {
+                Some((field.clone(), restricted(value, sent.get(field)?)))
+            });
             Value::Object(named.collect())
         }
-        (Value::Array(normal), Value::Array(sent)) if normal.len() == sent.len() => {
-            Value::Array(normal.iter().zip(sent).map(|(normal, sent)| restricted(normal, sent)).collect())
-        }
+        (Value::Array(normal), Value::Array(sent)) if normal.len() == sent.len() => Value::Array(
+            normal
+                .iter()
+                .zip(sent)
+                .map(|(normal, sent)| restricted(normal, sent))
+                .collect(),
+        ),
         _ => normal.clone(),
     }
 }

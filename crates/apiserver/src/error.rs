@@ -113,4 +113,9 @@ macro_rules! from_redb {
     )*};
 }
 
-from_redb!(redb::TransactionError, redb::TableError, redb::StorageError, redb::CommitError);
+from_redb!(
+    redb::TransactionError,
+    redb::TableError,
+    redb::StorageError,
+    redb::CommitError
+);

@@ -34,7 +34,10 @@ pub(crate) fn make_room(txn: &mut Txn<'_>, kind: usize) {
 /// Removes the events whose time is over.
 pub(crate) fn expire(txn: &mut Txn<'_>, now: Timestamp) {
     let kinds = txn.kinds;
-    let Some(kind) = kinds.iter().position(|kind| kind.plural == PLURAL && kind.group.is_empty()) else {
+    let Some(kind) = kinds
+        .iter()
+        .position(|kind| kind.plural == PLURAL && kind.group.is_empty())
+    else {
         return;
     };
     for (id, stored) in txn.list(kind, None) {
@@ -52,5 +55,9 @@ fn last_seen(event: &Value) -> Option<Timestamp> {
         event.get("eventTime"),
         meta::get(event, "creationTimestamp"),
     ];
-    times.into_iter().flatten().filter_map(|time| time.as_str()?.parse().ok()).max()
+    times
+        .into_iter()
+        .flatten()
+        .filter_map(|time| time.as_str()?.parse().ok())
+        .max()
 }

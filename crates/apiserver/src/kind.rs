@@ -90,12 +90,26 @@ impl Kind {
 
     /// Whether `metadata.generation` is kept.
     pub(crate) fn counts_generations(&self) -> bool {
-        matches!(self.origin, Origin::Custom | Origin::BuiltIn { generation: true, .. })
+        matches!(
+            self.origin,
+            Origin::Custom
+                | Origin::BuiltIn {
+                    generation: true,
+                    ..
+                }
+        )
     }
 
     /// Whether a status may be given at creation.
     pub(crate) fn keeps_status_at_creation(&self) -> bool {
-        !self.status || matches!(self.origin, Origin::BuiltIn { status_at_creation: true, .. })
+        !self.status
+            || matches!(
+                self.origin,
+                Origin::BuiltIn {
+                    status_at_creation: true,
+                    ..
+                }
+            )
     }
 }
 
@@ -114,13 +128,21 @@ impl Peers<'_> {
     /// One object: (plural, namespace or empty, name).
     pub fn get(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
         let kind = self.txn.kind_index(plural)?;
-        self.txn.get(&Id::new(kind, namespace, name)).map(|stored| stored.value())
+        self.txn
+            .get(&Id::new(kind, namespace, name))
+            .map(|stored| stored.value())
     }
 
     /// All objects of a cluster-scoped kind.
     pub fn list(&self, plural: &str) -> Vec<Value> {
-        let Some(kind) = self.txn.kind_index(plural) else { return Vec::new() };
-        self.txn.list(kind, None).into_iter().map(|(_, stored)| stored.value()).collect()
+        let Some(kind) = self.txn.kind_index(plural) else {
+            return Vec::new();
+        };
+        self.txn
+            .list(kind, None)
+            .into_iter()
+            .map(|(_, stored)| stored.value())
+            .collect()
     }
 }
 
@@ -151,32 +173,62 @@ pub struct FieldError {
 impl FieldError {
     /// The field is missing.
     pub fn required(field: &str, why: &str) -> FieldError {
-        let message = if why.is_empty() { "Required value".to_owned() } else { format!("Required value: {why}") };
-        FieldError { reason: "FieldValueRequired", field: field.to_owned(), message }
+        let message = if why.is_empty() {
+            "Required value".to_owned()
+        } else {
+            format!("Required value: {why}")
+        };
+        FieldError {
+            reason: "FieldValueRequired",
+            field: field.to_owned(),
+            message,
+        }
     }
 
     /// The field has a value that is not allowed.
     pub fn invalid(field: &str, value: &Value, why: &str) -> FieldError {
         let message = format!("Invalid value: {value}: {why}");
-        FieldError { reason: "FieldValueInvalid", field: field.to_owned(), message }
+        FieldError {
+            reason: "FieldValueInvalid",
+            field: field.to_owned(),
+            message,
+        }
     }
 
     /// The field may not be set, or may not change.
     pub fn forbidden(field: &str, why: &str) -> FieldError {
-        FieldError { reason: "FieldValueForbidden", field: field.to_owned(), message: format!("Forbidden: {why}") }
+        FieldError {
+            reason: "FieldValueForbidden",
+            field: field.to_owned(),
+            message: format!("Forbidden: {why}"),
+        }
     }
 
     /// The field has a value that is not one of a few.
     pub fn unsupported(field: &str, value: &Value, supported: &[&str]) -> FieldError {
-        let list: Vec<String> = supported.iter().map(|one| Value::from(*one).to_string()).collect();
-        let message = format!("Unsupported value: {value}: supported values: {}", list.join(", "));
-        FieldError { reason: "FieldValueNotSupported", field: field.to_owned(), message }
+        let list: Vec<String> = supported
+            .iter()
+            .map(|one| Value::from(*one).to_string())
+            .collect();
+        let message = format!(
+            "Unsupported value: {value}: supported values: {}",
+            list.join(", ")
+        );
+        FieldError {
+            reason: "FieldValueNotSupported",
+            field: field.to_owned(),
+            message,
+        }
     }
 
     /// The field is longer than it may be.
     pub fn too_long(field: &str, bytes_max: usize) -> FieldError {
         let message = format!("Too long: may not be more than {bytes_max} bytes");
-        FieldError { reason: "FieldValueTooLong", field: field.to_owned(), message }
+        FieldError {
+            reason: "FieldValueTooLong",
+            field: field.to_owned(),
+            message,
+        }
     }
 }
 

@@ -75,7 +75,9 @@ impl EmbeddedApi {
     /// Opens the file, or makes an empty one. A file that is damaged or is no store is refused and left alone.
     pub fn open(path: &Path) -> Result<EmbeddedApi, Error> {
         let store = Store::open(path, kinds::all(), prepare)?;
-        Ok(EmbeddedApi { store: Arc::new(store) })
+        Ok(EmbeddedApi {
+            store: Arc::new(store),
+        })
     }
 
     /// A client in the namespace `default`.
@@ -126,7 +128,10 @@ fn prepare(txn: &mut Txn<'_>) -> Result<(), status::Status> {
     };
     if let Some(namespaces) = txn.kind_index("namespaces") {
         for name in FIRST_NAMESPACES {
-            if txn.get(&store::memory::Id::new(namespaces, "", name)).is_none() {
+            if txn
+                .get(&store::memory::Id::new(namespaces, "", name))
+                .is_none()
+            {
                 let namespace = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
                 pipeline::insert(txn, namespaces, "", namespace, &writer, Ownership::Record)?;
             }

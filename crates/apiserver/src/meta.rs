@@ -4,12 +4,17 @@ use serde_json::{Map, Value};
 
 /// A field of the metadata.
 pub(crate) fn get<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
-    object.get("metadata")?.get(field).filter(|value| !value.is_null())
+    object
+        .get("metadata")?
+        .get(field)
+        .filter(|value| !value.is_null())
 }
 
 /// A text field of the metadata; empty if it is not there.
 pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
-    get(object, field).and_then(Value::as_str).unwrap_or_default()
+    get(object, field)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 /// The metadata, made if there is none.
@@ -40,7 +45,10 @@ pub(crate) fn copy(object: &mut Value, from: &Value, field: &str) {
 /// The finalizers.
 pub(crate) fn finalizers(object: &Value) -> Vec<&str> {
     let list = get(object, "finalizers").and_then(Value::as_array);
-    list.into_iter().flatten().filter_map(Value::as_str).collect()
+    list.into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect()
 }
 
 /// Sets the finalizers; none at all leaves no field.
@@ -64,7 +72,10 @@ pub(crate) fn as_map(value: &mut Value) -> &mut Map<String, Value> {
 }
 
 /// A field as a map, made if it is none.
-pub(crate) fn child<'a>(map: &'a mut Map<String, Value>, field: &str) -> &'a mut Map<String, Value> {
+pub(crate) fn child<'a>(
+    map: &'a mut Map<String, Value>,
+    field: &str,
+) -> &'a mut Map<String, Value> {
     as_map(map.entry(field.to_owned()).or_insert(Value::Null))
 }
 

@@ -21,36 +21,62 @@ pub(crate) fn check_metadata(kind: &Kind, object: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let name = meta::text(object, "name");
     if name.is_empty() {
-        errors.push(FieldError::required("metadata.name", "name or generateName is required"));
+        errors.push(FieldError::required(
+            "metadata.name",
+            "name or generateName is required",
+        ));
     } else {
         let problems = match kind.naming {
             Naming::Subdomain => subdomain(name),
             Naming::Label => label(name),
         };
-        errors.extend(problems.iter().map(|why| FieldError::invalid("metadata.name", &Value::from(name), why)));
+        errors.extend(
+            problems
+                .iter()
+                .map(|why| FieldError::invalid("metadata.name", &Value::from(name), why)),
+        );
     }
     for (key, value) in entries(object, "labels") {
         for why in qualified_name(key) {
-            errors.push(FieldError::invalid("metadata.labels", &Value::from(key), &why));
+            errors.push(FieldError::invalid(
+                "metadata.labels",
+                &Value::from(key),
+                &why,
+            ));
         }
         for why in label_value(value) {
-            errors.push(FieldError::invalid("metadata.labels", &Value::from(value), &why));
+            errors.push(FieldError::invalid(
+                "metadata.labels",
+                &Value::from(value),
+                &why,
+            ));
         }
     }
     let mut annotation_bytes = 0;
     for (key, value) in entries(object, "annotations") {
         // An annotation's key may have capital letters in its prefix.
         for why in qualified_name(&key.to_lowercase()) {
-            errors.push(FieldError::invalid("metadata.annotations", &Value::from(key), &why));
+            errors.push(FieldError::invalid(
+                "metadata.annotations",
+                &Value::from(key),
+                &why,
+            ));
         }
         annotation_bytes += key.len() + value.len();
     }
     if annotation_bytes > ANNOTATIONS_BYTES_MAX {
-        errors.push(FieldError::too_long("metadata.annotations", ANNOTATIONS_BYTES_MAX));
+        errors.push(FieldError::too_long(
+            "metadata.annotations",
+            ANNOTATIONS_BYTES_MAX,
+        ));
     }
     for finalizer in meta::finalizers(object) {
         for why in qualified_name(finalizer) {
-            errors.push(FieldError::invalid("metadata.finalizers", &Value::from(finalizer), &why));
+            errors.push(FieldError::invalid(
+                "metadata.finalizers",
+                &Value::from(finalizer),
+                &why,
+            ));
         }
     }
     errors.extend(check_owners(object));
@@ -67,7 +93,11 @@ fn check_owners(object: &Value) -> Vec<FieldError> {
             ("name", "must not be empty"),
             ("uid", "must not be empty"),
         ] {
-            if owner.get(field).and_then(Value::as_str).is_none_or(str::is_empty) {
+            if owner
+                .get(field)
+                .and_then(Value::as_str)
+                .is_none_or(str::is_empty)
+            {
                 let path = format!("metadata.ownerReferences[{index}].{field}");
                 errors.push(FieldError::invalid(&path, &Value::from(""), why));
             }
@@ -78,7 +108,9 @@ fn check_owners(object: &Value) -> Vec<FieldError> {
 
 fn entries<'a>(object: &'a Value, field: &str) -> impl Iterator<Item = (&'a str, &'a str)> {
     let map = meta::get(object, field).and_then(Value::as_object);
-    map.into_iter().flatten().map(|(key, value)| (key.as_str(), value.as_str().unwrap_or_default()))
+    map.into_iter()
+        .flatten()
+        .map(|(key, value)| (key.as_str(), value.as_str().unwrap_or_default()))
 }
 
 /// What is wrong with an RFC 1123 subdomain.
@@ -118,13 +150,21 @@ pub(crate) fn qualified_name(text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     match prefix {
         Some("") => problems.push("prefix part must be non-empty".to_owned()),
-        Some(prefix) => problems.extend(subdomain(prefix).into_iter().map(|why| format!("prefix part {why}"))),
+        Some(prefix) => problems.extend(
+            subdomain(prefix)
+                .into_iter()
+                .map(|why| format!("prefix part {why}")),
+        ),
         None => {}
     }
     if name.is_empty() {
         problems.push("name part must be non-empty".to_owned());
     } else {
-        problems.extend(too_long(name, LABEL_BYTES_MAX).into_iter().map(|why| format!("name part {why}")));
+        problems.extend(
+            too_long(name, LABEL_BYTES_MAX)
+                .into_iter()
+                .map(|why| format!("name part {why}")),
+        );
     }
     if !is_name_part(name) {
         problems.push(NAME_PART.to_owned());
@@ -133,7 +173,11 @@ pub(crate) fn qualified_name(text: &str) -> Vec<String> {
 }
 
 fn too_long(text: &str, bytes_max: usize) -> Vec<String> {
-    if text.len() > bytes_max { vec![format!("must be no more than {bytes_max} bytes")] } else { Vec::new() }
+    if text.len() > bytes_max {
+        vec![format!("must be no more than {bytes_max} bytes")]
+    } else {
+        Vec::new()
+    }
 }
 
 fn is_dns_label(text: &str) -> bool {
@@ -143,7 +187,9 @@ fn is_dns_label(text: &str) -> bool {
 
 fn is_name_part(text: &str) -> bool {
     let edge = |byte: u8| byte.is_ascii_alphanumeric();
-    framed(text, edge, |byte| edge(byte) || matches!(byte, b'-' | b'_' | b'.'))
+    framed(text, edge, |byte| {
+        edge(byte) || matches!(byte, b'-' | b'_' | b'.')
+    })
 }
 
 fn framed(text: &str, edge: impl Fn(u8) -> bool, inner: impl Fn(u8) -> bool) -> bool {

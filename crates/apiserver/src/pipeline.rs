@@ -50,7 +50,13 @@ pub(crate) fn insert(
             _ => Status::generate_name_conflict(kind, &id.place.name),
         });
     }
-    for field in ["selfLink", "resourceVersion", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"] {
+    for field in [
+        "selfLink",
+        "resourceVersion",
+        "generation",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    ] {
         meta::remove(&mut object, field);
     }
     meta::set(&mut object, "uid", json!(uuid::Uuid::new_v4().to_string()));
@@ -65,7 +71,10 @@ pub(crate) fn insert(
     }
     (kind.default)(&mut object);
     if ownership == Ownership::Record {
-        let status = object.as_object_mut().filter(|_| !kind.keeps_status_at_creation()).and_then(|map| map.remove("status"));
+        let status = object
+            .as_object_mut()
+            .filter(|_| !kind.keeps_status_at_creation())
+            .and_then(|map| map.remove("status"));
         managed::update(kind, None, &mut object, writer);
         if let Some(status) = status {
             meta::as_map(&mut object).insert("status".to_owned(), status);
@@ -97,12 +106,16 @@ fn place_in_namespace(
         ));
     }
     meta::set(object, "namespace", json!(namespace));
-    let Some(namespaces) = txn.kind_index("namespaces") else { return Ok(()) };
+    let Some(namespaces) = txn.kind_index("namespaces") else {
+        return Ok(());
+    };
     match txn.get(&Id::new(namespaces, "", namespace)) {
         None => Err(Status::not_found(&txn.kinds[namespaces], namespace)),
-        Some(found) if found.deleting => {
-            Err(Status::namespace_terminating(kind, meta::text(object, "name"), namespace))
-        }
+        Some(found) if found.deleting => Err(Status::namespace_terminating(
+            kind,
+            meta::text(object, "name"),
+            namespace,
+        )),
         Some(_) => Ok(()),
     }
 }
@@ -125,7 +138,11 @@ fn choose_name(
     let cut = base.floor_char_boundary(NAME_BASE_BYTES_MAX.min(base.len()));
     let mut id = Id::new(kind_index, namespace, &base);
     for _ in 0..NAME_ATTEMPTS_MAX {
-        id = Id::new(kind_index, namespace, &format!("{}{}", &base[..cut], name_suffix()));
+        id = Id::new(
+            kind_index,
+            namespace,
+            &format!("{}{}", &base[..cut], name_suffix()),
+        );
         if txn.get(&id).is_none() {
             break;
         }
@@ -137,7 +154,9 @@ fn choose_name(
 fn name_suffix() -> String {
     let random = uuid::Uuid::new_v4().into_bytes();
     let letters = random.iter().take(NAME_SUFFIX_LETTERS);
-    letters.map(|byte| char::from(NAME_LETTERS[usize::from(*byte) % NAME_LETTERS.len()])).collect()
+    letters
+        .map(|byte| char::from(NAME_LETTERS[usize::from(*byte) % NAME_LETTERS.len()]))
+        .collect()
 }
 
 /// A stored object and what shall become of it.
@@ -155,13 +174,21 @@ pub(crate) fn replace(
     replacement: Replacement<'_>,
     writer: &Writer,
 ) -> Result<Arc<Stored>, Status> {
-    let Replacement { id, old, mut new, to_status, ownership } = replacement;
+    let Replacement {
+        id,
+        old,
+        mut new,
+        to_status,
+        ownership,
+    } = replacement;
     let kind = &txn.kinds[id.kind];
     keep_what_the_server_keeps(kind, id, &old, &mut new)?;
     splice(kind, &old, &mut new, to_status);
     (kind.default)(&mut new);
     if kind.counts_generations() && !to_status && specification(&old) != specification(&new) {
-        let generation = meta::get(&old, "generation").and_then(Value::as_i64).unwrap_or(0);
+        let generation = meta::get(&old, "generation")
+            .and_then(Value::as_i64)
+            .unwrap_or(0);
         meta::set(&mut new, "generation", json!(generation + 1));
     }
     match ownership {
@@ -169,7 +196,9 @@ pub(crate) fn replace(
         Ownership::Done => {}
         Ownership::Record => {
             let sent = meta::remove(&mut new, "managedFields");
-            let resets = sent.as_ref().is_some_and(|sent| sent.as_array().is_some_and(|list| list.len() < 2));
+            let resets = sent
+                .as_ref()
+                .is_some_and(|sent| sent.as_array().is_some_and(|list| list.len() < 2));
             if !resets && same_but_for_owners(&old, &new) {
                 return current(txn, kind, id);
             }
@@ -183,7 +212,10 @@ pub(crate) fn replace(
         }
     }
     check(txn, kind, Some(&old), &new, to_status)?;
-    if meta::get(&new, "deletionTimestamp").is_some() && meta::finalizers(&new).is_empty() && !holds_namespace(&new) {
+    if meta::get(&new, "deletionTimestamp").is_some()
+        && meta::finalizers(&new).is_empty()
+        && !holds_namespace(&new)
+    {
         let mut sweep = Sweep::new(&writer.now);
         let last = sweep.remove(txn, id, new);
         sweep.run(txn);
@@ -198,17 +230,25 @@ fn holds_namespace(object: &Value) -> bool {
 }
 
 fn current(txn: &Txn<'_>, kind: &Kind, id: &Id) -> Result<Arc<Stored>, Status> {
-    txn.get(id).cloned().ok_or_else(|| Status::not_found(kind, &id.place.name))
+    txn.get(id)
+        .cloned()
+        .ok_or_else(|| Status::not_found(kind, &id.place.name))
 }
 
 fn same_but_for_owners(old: &Value, new: &Value) -> bool {
-    let (Value::Object(old), Value::Object(new)) = (old, new) else { return false };
+    let (Value::Object(old), Value::Object(new)) = (old, new) else {
+        return false;
+    };
     let rest = |(field, _): &(&String, &Value)| *field != "metadata";
     if !old.iter().filter(rest).eq(new.iter().filter(rest)) {
         return false;
     }
-    let metadata = |object: &serde_json::Map<String, Value>| object.get("metadata").and_then(Value::as_object).cloned();
-    let (Some(mut old), Some(mut new)) = (metadata(old), metadata(new)) else { return false };
+    let metadata = |object: &serde_json::Map<String, Value>| {
+        object.get("metadata").and_then(Value::as_object).cloned()
+    };
+    let (Some(mut old), Some(mut new)) = (metadata(old), metadata(new)) else {
+        return false;
+    };
     old.remove("managedFields");
     new.remove("managedFields");
     old == new
@@ -221,7 +261,12 @@ fn specification(object: &Value) -> Vec<(&String, &Value)> {
     map.into_iter().flatten().filter(counted).collect()
 }
 
-fn keep_what_the_server_keeps(kind: &Kind, id: &Id, old: &Value, new: &mut Value) -> Result<(), Status> {
+fn keep_what_the_server_keeps(
+    kind: &Kind,
+    id: &Id,
+    old: &Value,
+    new: &mut Value,
+) -> Result<(), Status> {
     let name = &*id.place.name;
     let given = meta::text(new, "name");
     if given.is_empty() {
@@ -248,7 +293,9 @@ fn keep_what_the_server_keeps(kind: &Kind, id: &Id, old: &Value, new: &mut Value
             return Err(Status::invalid(kind, name, &[error]));
         }
         "" | "0" => {}
-        given if given != meta::text(old, "resourceVersion") => return Err(Status::modified(kind, name)),
+        given if given != meta::text(old, "resourceVersion") => {
+            return Err(Status::modified(kind, name));
+        }
         _ => {}
     }
     meta::copy(new, old, "resourceVersion");
@@ -257,7 +304,15 @@ fn keep_what_the_server_keeps(kind: &Kind, id: &Id, old: &Value, new: &mut Value
         let error = FieldError::invalid("metadata.uid", &json!(given), "field is immutable");
         return Err(Status::invalid(kind, name, &[error]));
     }
-    for field in ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink", "generateName"] {
+    for field in [
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "selfLink",
+        "generateName",
+    ] {
         meta::copy(new, old, field);
     }
     Ok(())
@@ -303,7 +358,12 @@ fn check(
 ) -> Result<(), Status> {
     let peers = txn.peers();
     let lookup = |plural: &str, namespace: &str, name: &str| peers.get(plural, namespace, name);
-    let change = Change { old, new, to_status, lookup: &lookup };
+    let change = Change {
+        old,
+        new,
+        to_status,
+        lookup: &lookup,
+    };
     let name = meta::text(new, "name");
     let mut errors = match old {
         // What was accepted once is not looked at again, unless it changes.

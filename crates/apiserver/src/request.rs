@@ -24,8 +24,11 @@ pub(crate) struct Target {
 impl Target {
     /// Reads `/api/v1/namespaces/NS/PLURAL/NAME/status` and its relatives.
     pub(crate) fn parse(kinds: &[Kind], path: &str) -> Option<Target> {
-        let segments: Vec<String> =
-            path.trim_matches('/').split('/').map(|part| percent_decoded(part, false)).collect();
+        let segments: Vec<String> = path
+            .trim_matches('/')
+            .split('/')
+            .map(|part| percent_decoded(part, false))
+            .collect();
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let (group, version, rest) = match segments.as_slice() {
             ["api", version, rest @ ..] => ("", *version, rest),
@@ -56,7 +59,12 @@ impl Target {
         if name.is_some() && kinds[kind].namespaced && namespace.is_none() {
             return None;
         }
-        Some(Target { kind, namespace, name, status })
+        Some(Target {
+            kind,
+            namespace,
+            name,
+            status,
+        })
     }
 
     /// The namespace as it stands in keys.
@@ -73,11 +81,16 @@ pub(crate) struct Query {
 
 impl Query {
     pub(crate) fn parse(query: &str) -> Query {
-        let pairs = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (percent_decoded(key, true), percent_decoded(value, true))
-        });
-        Query { pairs: pairs.collect() }
+        let pairs = query
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| {
+                let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+                (percent_decoded(key, true), percent_decoded(value, true))
+            });
+        Query {
+            pairs: pairs.collect(),
+        }
     }
 
     /// A parameter; empty if it is not there.
@@ -89,7 +102,11 @@ impl Query {
     /// A parameter that is true when it is there, unless it says otherwise.
     pub(crate) fn flag(&self, name: &str) -> bool {
         let there = self.pairs.iter().any(|(key, _)| key == name);
-        there && !matches!(self.get(name), "0" | "false" | "False" | "f" | "F" | "FALSE")
+        there
+            && !matches!(
+                self.get(name),
+                "0" | "false" | "False" | "f" | "F" | "FALSE"
+            )
     }
 
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
@@ -120,7 +137,11 @@ fn percent_decoded(text: &str, plus_is_space: bool) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
-        let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let digit = |byte: u8| {
+            char::from(byte)
+                .to_digit(16)
+                .and_then(|digit| u8::try_from(digit).ok())
+        };
         rest = tail;
         match (first, tail) {
             (b'%', [high, low, after @ ..]) => match (digit(*high), digit(*low)) {
@@ -148,7 +169,9 @@ where
         Err(error) if error.downcast_ref::<LengthLimitError>().is_some() => {
             Err(Status::too_large(BODY_BYTES_MAX))
         }
-        Err(error) => Err(Status::bad_request(format!("the body of the request broke off: {error}"))),
+        Err(error) => Err(Status::bad_request(format!(
+            "the body of the request broke off: {error}"
+        ))),
     }
 }
 
@@ -156,10 +179,15 @@ where
 pub(crate) fn parse_body(content_type: &str, body: &[u8]) -> Result<Value, Status> {
     match media_type(content_type) {
         "" | "application/json" | "*/*" => serde_json::from_slice(body).map_err(|error| {
-            Status::bad_request(format!("couldn't get version/kind; json parse error: {error}"))
+            Status::bad_request(format!(
+                "couldn't get version/kind; json parse error: {error}"
+            ))
         }),
         "application/yaml" | "application/x-yaml" => parse_yaml(body),
-        _ => Err(Status::unsupported_media_type(&["application/json", "application/yaml"])),
+        _ => Err(Status::unsupported_media_type(&[
+            "application/json",
+            "application/yaml",
+        ])),
     }
 }
 
@@ -188,12 +216,23 @@ mod tests {
         let kinds = crate::kinds::all();
         let parse = |path: &str| {
             Target::parse(kinds, path).map(|target| {
-                (kinds[target.kind].plural, target.namespace, target.name, target.status)
+                (
+                    kinds[target.kind].plural,
+                    target.namespace,
+                    target.name,
+                    target.status,
+                )
             })
         };
         let some = |text: &str| Some(text.to_owned());
-        assert_eq!(parse("/api/v1/namespaces/a"), Some(("namespaces", None, some("a"), false)));
-        assert_eq!(parse("/api/v1/namespaces/a/status"), Some(("namespaces", None, some("a"), true)));
+        assert_eq!(
+            parse("/api/v1/namespaces/a"),
+            Some(("namespaces", None, some("a"), false))
+        );
+        assert_eq!(
+            parse("/api/v1/namespaces/a/status"),
+            Some(("namespaces", None, some("a"), true))
+        );
         assert_eq!(parse("/api/v1/pods"), Some(("pods", None, None, false)));
         assert_eq!(
             parse("/api/v1/namespaces/a/pods/b%2Dc/status"),
@@ -203,7 +242,17 @@ mod tests {
             parse("/apis/storage.k8s.io/v1/storageclasses/x"),
             Some(("storageclasses", None, some("x"), false))
         );
-        for wrong in ["/", "/api", "/api/v1", "/api/v2/pods", "/api/v1/foo", "/api/v1/pods/x", "/api/v1/namespaces/a/pods/b/log", "/apis/x/v1/pods", "/api/v1/namespaces/a/nodes/b"] {
+        for wrong in [
+            "/",
+            "/api",
+            "/api/v1",
+            "/api/v2/pods",
+            "/api/v1/foo",
+            "/api/v1/pods/x",
+            "/api/v1/namespaces/a/pods/b/log",
+            "/apis/x/v1/pods",
+            "/api/v1/namespaces/a/nodes/b",
+        ] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }
@@ -211,7 +260,8 @@ mod tests {
     #[test]
     fn queries_are_decoded() {
         // Fails if an escaped selector arrives mangled.
-        let query = Query::parse("labelSelector=a+in+%28b%2Cc%29&watch=1&x=%zz&limit=-1&watch2=false");
+        let query =
+            Query::parse("labelSelector=a+in+%28b%2Cc%29&watch=1&x=%zz&limit=-1&watch2=false");
         assert_eq!(query.get("labelSelector"), "a in (b,c)");
         assert!(query.flag("watch"));
         assert!(!query.flag("watch2"));

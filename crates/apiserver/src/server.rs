@@ -49,9 +49,10 @@ impl http_body::Body for ApiBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match &mut self.0 {
             Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Content::Watch(frames) => {
-                frames.as_mut().poll_next(context).map(|frame| frame.map(|bytes| Ok(Frame::data(bytes))))
-            }
+            Content::Watch(frames) => frames
+                .as_mut()
+                .poll_next(context)
+                .map(|frame| frame.map(|bytes| Ok(Frame::data(bytes)))),
         }
     }
 
@@ -61,9 +62,11 @@ impl http_body::Body for ApiBody {
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Content::Whole(bytes) => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| u64::try_from(bytes.len()).unwrap_or(u64::MAX)))
-            }
+            Content::Whole(bytes) => SizeHint::with_exact(
+                bytes
+                    .as_ref()
+                    .map_or(0, |bytes| u64::try_from(bytes.len()).unwrap_or(u64::MAX)),
+            ),
             Content::Watch(_) => SizeHint::default(),
         }
     }
@@ -93,12 +96,25 @@ where
     };
     let query = Query::parse(head.uri.query().unwrap_or_default());
     let one = target.name.is_some();
-    let call = Call { store, target, query, headers: head.headers };
+    let call = Call {
+        store,
+        target,
+        query,
+        headers: head.headers,
+    };
     if matches!(head.method, Method::GET | Method::HEAD) {
         if call.query.flag("watch") && !call.target.status {
-            return Ok(whole(StatusCode::OK, JSON, Content::Watch(verbs::watch::watch(&call)?)));
+            return Ok(whole(
+                StatusCode::OK,
+                JSON,
+                Content::Watch(verbs::watch::watch(&call)?),
+            ));
         }
-        let answer = if one { verbs::get::get(&call)? } else { verbs::list::list(&call)? };
+        let answer = if one {
+            verbs::get::get(&call)?
+        } else {
+            verbs::list::list(&call)?
+        };
         return Ok(success(answer));
     }
     let body = request::read_body(body).await?;
@@ -117,11 +133,17 @@ where
 fn plain(store: &Store, head: &http::request::Parts) -> Result<Response<ApiBody>, Status> {
     let kinds = store.shared.kinds;
     let path = head.uri.path();
-    let accept = head.headers.get(http::header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let accept = head
+        .headers
+        .get(http::header::ACCEPT)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     let answer = match path.trim_end_matches('/') {
-        "/healthz" | "/livez" | "/readyz" => {
-            whole(StatusCode::OK, "text/plain; charset=utf-8", Content::Whole(Some(Bytes::from_static(b"ok"))))
-        }
+        "/healthz" | "/livez" | "/readyz" => whole(
+            StatusCode::OK,
+            "text/plain; charset=utf-8",
+            Content::Whole(Some(Bytes::from_static(b"ok"))),
+        ),
         "/debug/store" => {
             let stats = serde_json::to_vec(&store.stats()).unwrap_or_default();
             whole(StatusCode::OK, JSON, Content::Whole(Some(stats.into())))
@@ -129,7 +151,11 @@ fn plain(store: &Store, head: &http::request::Parts) -> Result<Response<ApiBody>
         path => {
             if let Some(document) = discovery::respond(kinds, path, accept) {
                 let bytes = Bytes::from(document.to_string());
-                whole(StatusCode::OK, discovery::content_type(&document), Content::Whole(Some(bytes)))
+                whole(
+                    StatusCode::OK,
+                    discovery::content_type(&document),
+                    Content::Whole(Some(bytes)),
+                )
             } else if let Some((content_type, bytes)) = openapi::respond(kinds, path, accept) {
                 whole(StatusCode::OK, content_type, Content::Whole(Some(bytes)))
             } else {
@@ -147,7 +173,8 @@ fn success(answer: Answer) -> Response<ApiBody> {
     let mut response = whole(answer.code, JSON, Content::Whole(Some(answer.json)));
     for warning in &answer.warnings {
         let cut = warning.floor_char_boundary(WARNING_BYTES_MAX.min(warning.len()));
-        if let Ok(value) = HeaderValue::from_str(&format!("299 - {}", Value::from(&warning[..cut]))) {
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - {}", Value::from(&warning[..cut])))
+        {
             response.headers_mut().append(WARNING, value);
         }
     }
@@ -157,8 +184,14 @@ fn success(answer: Answer) -> Response<ApiBody> {
 fn failure(status: &Status) -> Response<ApiBody> {
     let bytes = Bytes::from(status.to_value().to_string());
     let mut response = whole(status.code, JSON, Content::Whole(Some(bytes)));
-    if let Some(seconds) = status.details.get("retryAfterSeconds").and_then(Value::as_u64) {
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+    if let Some(seconds) = status
+        .details
+        .get("retryAfterSeconds")
+        .and_then(Value::as_u64)
+    {
+        response
+            .headers_mut()
+            .insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }
@@ -166,6 +199,8 @@ fn failure(status: &Status) -> Response<ApiBody> {
 fn whole(code: StatusCode, content_type: &'static str, content: Content) -> Response<ApiBody> {
     let mut response = Response::new(ApiBody(content));
     *response.status_mut() = code;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }

@@ -19,7 +19,12 @@ pub(crate) struct Status {
 
 impl Status {
     fn new(code: StatusCode, reason: &'static str, message: String) -> Status {
-        Status { code, reason, message, details: Value::Null }
+        Status {
+            code,
+            reason,
+            message,
+            details: Value::Null,
+        }
     }
 
     fn about(mut self, kind: &Kind, name: &str) -> Status {
@@ -59,20 +64,23 @@ impl Status {
             resource(kind),
             quoted(name)
         );
-        let mut status = Status::new(StatusCode::CONFLICT, "AlreadyExists", message).about(kind, name);
+        let mut status =
+            Status::new(StatusCode::CONFLICT, "AlreadyExists", message).about(kind, name);
         status.details["retryAfterSeconds"] = json!(RETRY_AFTER_SECONDS);
         status
     }
 
     pub(crate) fn conflict(kind: &Kind, name: &str, why: &str) -> Status {
-        let message =
-            format!("Operation cannot be fulfilled on {} {}: {why}", resource(kind), quoted(name));
+        let message = format!(
+            "Operation cannot be fulfilled on {} {}: {why}",
+            resource(kind),
+            quoted(name)
+        );
         Status::new(StatusCode::CONFLICT, "Conflict", message).about(kind, name)
     }
 
     pub(crate) fn modified(kind: &Kind, name: &str) -> Status {
-        let why =
-            "the object has been modified; please apply your changes to the latest version and try again";
+        let why = "the object has been modified; please apply your changes to the latest version and try again";
         Status::conflict(kind, name, why)
     }
 
@@ -88,7 +96,11 @@ impl Status {
                     }
                     lines.push(format!("- {field}"));
                 }
-                format!("Apply failed with {} conflicts: {}", many.len(), lines.join("\n"))
+                format!(
+                    "Apply failed with {} conflicts: {}",
+                    many.len(),
+                    lines.join("\n")
+                )
             }
         };
         let mut status = Status::new(StatusCode::CONFLICT, "Conflict", message);
@@ -167,8 +179,12 @@ impl Status {
 
     pub(crate) fn future_revision(asked: u64, current: u64) -> Status {
         let message = format!("Too large resource version: {asked}, current: {current}");
-        let mut status = Status::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", format!("Timeout: {message}"))
-            .with_cause("ResourceVersionTooLarge", "Too large resource version");
+        let mut status = Status::new(
+            StatusCode::GATEWAY_TIMEOUT,
+            "Timeout",
+            format!("Timeout: {message}"),
+        )
+        .with_cause("ResourceVersionTooLarge", "Too large resource version");
         status.details["retryAfterSeconds"] = json!(RETRY_AFTER_SECONDS);
         status
     }
@@ -185,12 +201,20 @@ impl Status {
             "the body of the request was in an unknown format - accepted media types include: {}",
             accepted.join(", ")
         );
-        Status::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message)
+        Status::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            message,
+        )
     }
 
     pub(crate) fn too_large(limit: usize) -> Status {
         let message = format!("Request entity too large: limit is {limit}");
-        Status::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
+        Status::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "RequestEntityTooLarge",
+            message,
+        )
     }
 
     pub(crate) fn too_many_requests() -> Status {
@@ -202,8 +226,7 @@ impl Status {
 
     pub(crate) fn internal(why: &str) -> Status {
         let message = format!("Internal error occurred: {why}");
-        Status::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
-            .with_cause("", why)
+        Status::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message).with_cause("", why)
     }
 
     /// An error that Kubernetes answers with 500 and no reason.
@@ -219,7 +242,11 @@ impl Status {
 
     pub(crate) fn store_closed() -> Status {
         let message = "the server is shutting down".to_owned();
-        Status::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
+        Status::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "ServiceUnavailable",
+            message,
+        )
     }
 
     /// The object that goes over the wire.

@@ -3,7 +3,10 @@
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::{Value, json};
 
-use super::{Names, at, built_in, check_access_modes, check_volume_mode, columns, fill, quantity, text, texts, typed};
+use super::{
+    Names, at, built_in, check_access_modes, check_volume_mode, columns, fill, quantity, text,
+    texts, typed,
+};
 use crate::kind::{Change, FieldError, Kind, Peers};
 use crate::{meta, names};
 
@@ -13,7 +16,11 @@ const DEFAULT_CLASS: &str = "/metadata/annotations/storageclass.kubernetes.io~1i
 const CLASS_ANNOTATION: &str = "/metadata/annotations/volume.beta.kubernetes.io~1storage-class";
 
 pub(super) fn row() -> Kind {
-    let names = Names { plural: "persistentvolumeclaims", singular: "persistentvolumeclaim", short: &["pvc"] };
+    let names = Names {
+        plural: "persistentvolumeclaims",
+        singular: "persistentvolumeclaim",
+        short: &["pvc"],
+    };
     Kind {
         namespaced: true,
         status: true,
@@ -21,7 +28,12 @@ pub(super) fn row() -> Kind {
             let mut claim = typed::<PersistentVolumeClaim>(value)?;
             quantity::canonicalise(
                 &mut claim,
-                &["/spec/resources/requests", "/spec/resources/limits", "/status/capacity", "/status/allocatedResources"],
+                &[
+                    "/spec/resources/requests",
+                    "/spec/resources/limits",
+                    "/status/capacity",
+                    "/status/allocatedResources",
+                ],
             )?;
             Ok(claim)
         },
@@ -46,7 +58,9 @@ fn admit(claim: &mut Value, peers: &Peers<'_>) {
         // The newest default wins, and the first by name among those of one second.
         classes.sort_by(|a, b| {
             let time = |class: &Value| meta::text(class, "creationTimestamp").to_owned();
-            time(b).cmp(&time(a)).then_with(|| meta::text(a, "name").cmp(meta::text(b, "name")))
+            time(b)
+                .cmp(&time(a))
+                .then_with(|| meta::text(a, "name").cmp(meta::text(b, "name")))
         });
         if let Some(class) = classes.first() {
             fill(claim, "spec", "storageClassName", meta::text(class, "name"));
@@ -62,21 +76,32 @@ fn validate(change: Change<'_>) -> Vec<FieldError> {
     }
     let mut errors = Vec::new();
     if texts(claim, "/spec/accessModes").is_empty() {
-        errors.push(FieldError::required("spec.accessModes", "at least 1 access mode is required"));
+        errors.push(FieldError::required(
+            "spec.accessModes",
+            "at least 1 access mode is required",
+        ));
     }
     errors.extend(check_access_modes(claim));
     match quantity::nanos(claim, REQUEST) {
         None => errors.push(FieldError::required("spec.resources[storage]", "")),
         Some(nanos) if nanos <= 0 => {
             let value = at(claim, REQUEST).cloned().unwrap_or_default();
-            errors.push(FieldError::invalid("spec.resources[storage]", &value, "must be greater than zero"));
+            errors.push(FieldError::invalid(
+                "spec.resources[storage]",
+                &value,
+                "must be greater than zero",
+            ));
         }
         Some(_) => {}
     }
     let class = text(claim, "/spec/storageClassName");
     if !class.is_empty() {
         for why in names::subdomain(class) {
-            errors.push(FieldError::invalid("spec.storageClassName", &json!(class), &why));
+            errors.push(FieldError::invalid(
+                "spec.storageClassName",
+                &json!(class),
+                &why,
+            ));
         }
     }
     errors.extend(check_volume_mode(claim));
@@ -107,7 +132,11 @@ fn check_update(old: &Value, new: &Value) -> Vec<FieldError> {
     let mode = at(new, "/spec/volumeMode");
     if at(old, "/spec/volumeMode") != mode {
         let mode = mode.cloned().unwrap_or_default();
-        errors.push(FieldError::invalid("volumeMode", &mode, "field is immutable"));
+        errors.push(FieldError::invalid(
+            "volumeMode",
+            &mode,
+            "field is immutable",
+        ));
     }
     errors
 }
@@ -145,7 +174,8 @@ fn forbid(change: Change<'_>) -> Option<String> {
         class => class,
     };
     let class = (change.lookup)("storageclasses", "", class);
-    let expandable = class.is_some_and(|class| at(&class, "/allowVolumeExpansion") == Some(&json!(true)));
+    let expandable =
+        class.is_some_and(|class| at(&class, "/allowVolumeExpansion") == Some(&json!(true)));
     (!expandable).then(|| {
         "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"
             .to_owned()

@@ -16,7 +16,10 @@ const KEY: &str = "a valid config key must consist of alphanumeric characters, '
 
 /// Adds a finalizer to a new object.
 pub(super) fn protect(object: &mut Value, finalizer: &str) {
-    let mut finalizers: Vec<String> = meta::finalizers(object).into_iter().map(str::to_owned).collect();
+    let mut finalizers: Vec<String> = meta::finalizers(object)
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
     if !finalizers.iter().any(|have| have == finalizer) {
         finalizers.push(finalizer.to_owned());
         meta::set_finalizers(object, &finalizers);
@@ -24,7 +27,11 @@ pub(super) fn protect(object: &mut Value, finalizer: &str) {
 }
 
 pub(super) fn namespace() -> Kind {
-    let names = Names { plural: "namespaces", singular: "namespace", short: &["ns"] };
+    let names = Names {
+        plural: "namespaces",
+        singular: "namespace",
+        short: &["ns"],
+    };
     Kind {
         status: true,
         naming: Naming::Label,
@@ -44,7 +51,11 @@ pub(super) fn namespace() -> Kind {
 }
 
 pub(super) fn node() -> Kind {
-    let names = Names { plural: "nodes", singular: "node", short: &["no"] };
+    let names = Names {
+        plural: "nodes",
+        singular: "node",
+        short: &["no"],
+    };
     Kind {
         status: true,
         normalise: |value| {
@@ -53,19 +64,37 @@ pub(super) fn node() -> Kind {
             Ok(node)
         },
         selectable_fields: &["spec.unschedulable"],
-        keyed_lists: &[("status.conditions", &["type"]), ("status.addresses", &["type"])],
-        origin: Origin::BuiltIn { generation: false, status_at_creation: true },
+        keyed_lists: &[
+            ("status.conditions", &["type"]),
+            ("status.addresses", &["type"]),
+        ],
+        origin: Origin::BuiltIn {
+            generation: false,
+            status_at_creation: true,
+        },
         ..built_in::<Node>(names, columns::NODE)
     }
 }
 
 pub(super) fn config_map() -> Kind {
-    let names = Names { plural: "configmaps", singular: "configmap", short: &["cm"] };
-    Kind { namespaced: true, validate: check_data, ..built_in::<ConfigMap>(names, columns::CONFIGMAP) }
+    let names = Names {
+        plural: "configmaps",
+        singular: "configmap",
+        short: &["cm"],
+    };
+    Kind {
+        namespaced: true,
+        validate: check_data,
+        ..built_in::<ConfigMap>(names, columns::CONFIGMAP)
+    }
 }
 
 pub(super) fn secret() -> Kind {
-    let names = Names { plural: "secrets", singular: "secret", short: &[] };
+    let names = Names {
+        plural: "secrets",
+        singular: "secret",
+        short: &[],
+    };
     Kind {
         namespaced: true,
         default: |secret| {
@@ -87,7 +116,9 @@ pub(super) fn secret() -> Kind {
 
 /// `stringData` is for writing only: it is encoded into `data`.
 fn fold_string_data(secret: &mut Value) {
-    let Some(Value::Object(plain)) = meta::as_map(secret).remove("stringData") else { return };
+    let Some(Value::Object(plain)) = meta::as_map(secret).remove("stringData") else {
+        return;
+    };
     let data = meta::child(meta::as_map(secret), "data");
     for (key, value) in plain {
         let bytes = ByteString(value.as_str().unwrap_or_default().as_bytes().to_vec());
@@ -102,16 +133,24 @@ fn check_data(change: Change<'_>) -> Vec<FieldError> {
         let map = at(change.new, &format!("/{field}")).and_then(Value::as_object);
         for (key, value) in map.into_iter().flatten() {
             bytes += value.as_str().map_or(0, str::len);
-            let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+            let fits =
+                |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
             if key.is_empty() || key == "." || key == ".." || !key.bytes().all(fits) {
-                errors.push(FieldError::invalid(&format!("{field}[{key}]"), &json!(key), KEY));
+                errors.push(FieldError::invalid(
+                    &format!("{field}[{key}]"),
+                    &json!(key),
+                    KEY,
+                ));
             }
         }
     }
     if bytes > DATA_BYTES_MAX {
         errors.push(FieldError::too_long("", DATA_BYTES_MAX));
     }
-    if change.old.is_some_and(|old| at(old, "/immutable") == Some(&json!(true))) {
+    if change
+        .old
+        .is_some_and(|old| at(old, "/immutable") == Some(&json!(true)))
+    {
         for field in ["immutable", "data", "binaryData"] {
             let why = "field is immutable when `immutable` is set";
             errors.extend(immutable(change, &format!("/{field}"), field, why));
@@ -121,7 +160,11 @@ fn check_data(change: Change<'_>) -> Vec<FieldError> {
 }
 
 pub(super) fn event() -> Kind {
-    let names = Names { plural: "events", singular: "event", short: &["ev"] };
+    let names = Names {
+        plural: "events",
+        singular: "event",
+        short: &["ev"],
+    };
     Kind {
         namespaced: true,
         validate: check_event,
@@ -150,5 +193,9 @@ fn check_event(change: Change<'_>) -> Vec<FieldError> {
     if about == own || (about.is_empty() && matches!(own, "default" | "kube-system")) {
         return Vec::new();
     }
-    vec![FieldError::invalid("involvedObject.namespace", &json!(about), "does not match event.namespace")]
+    vec![FieldError::invalid(
+        "involvedObject.namespace",
+        &json!(about),
+        "does not match event.namespace",
+    )]
 }

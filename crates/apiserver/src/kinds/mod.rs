@@ -56,7 +56,11 @@ fn built_in<T>(names: Names, columns: &'static [Column]) -> Kind
 where
     T: Resource + Serialize + DeserializeOwned + JsonSchema,
 {
-    let Names { plural, singular, short } = names;
+    let Names {
+        plural,
+        singular,
+        short,
+    } = names;
     Kind {
         group: T::GROUP,
         version: T::VERSION,
@@ -77,7 +81,10 @@ where
         atomic_maps: &[],
         admit: |_, _| {},
         forbid: |_| None,
-        origin: Origin::BuiltIn { generation: false, status_at_creation: false },
+        origin: Origin::BuiltIn {
+            generation: false,
+            status_at_creation: false,
+        },
         naming: Naming::Subdomain,
     }
 }
@@ -94,13 +101,18 @@ fn at<'a>(object: &'a Value, pointer: &str) -> Option<&'a Value> {
 
 /// A text somewhere below an object; empty if it is not there.
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    at(object, pointer).and_then(Value::as_str).unwrap_or_default()
+    at(object, pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
 }
 
 /// A list of texts somewhere below an object.
 fn texts<'a>(object: &'a Value, pointer: &str) -> Vec<&'a str> {
     let list = at(object, pointer).and_then(Value::as_array);
-    list.into_iter().flatten().filter_map(Value::as_str).collect()
+    list.into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect()
 }
 
 /// Sets a field of a map of the object, if it is not set.
@@ -112,7 +124,12 @@ fn fill(object: &mut Value, map: &str, field: &str, value: impl Into<Value>) {
     }
 }
 
-const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
+const ACCESS_MODES: [&str; 4] = [
+    "ReadOnlyMany",
+    "ReadWriteMany",
+    "ReadWriteOnce",
+    "ReadWriteOncePod",
+];
 const VOLUME_MODES: [&str; 2] = ["Block", "Filesystem"];
 
 /// What is wrong with access modes, once there are some.

@@ -8,7 +8,11 @@ use crate::kind::{Change, FieldError, Kind, Origin};
 use crate::names;
 
 pub(super) fn row() -> Kind {
-    let names = Names { plural: "pods", singular: "pod", short: &["po"] };
+    let names = Names {
+        plural: "pods",
+        singular: "pod",
+        short: &["po"],
+    };
     Kind {
         namespaced: true,
         status: true,
@@ -57,7 +61,10 @@ pub(super) fn row() -> Kind {
             ("status.podIPs", &["ip"]),
         ],
         atomic_maps: &["spec.nodeSelector"],
-        origin: Origin::BuiltIn { generation: true, status_at_creation: false },
+        origin: Origin::BuiltIn {
+            generation: true,
+            status_at_creation: false,
+        },
         ..built_in::<Pod>(names, columns::POD)
     }
 }
@@ -75,12 +82,21 @@ fn fill_in(pod: &mut Value) {
     }
     fill(pod, "status", "phase", "Pending");
     for list in ["/spec/containers", "/spec/initContainers"] {
-        let Some(Value::Array(containers)) = pod.pointer_mut(list) else { continue };
+        let Some(Value::Array(containers)) = pod.pointer_mut(list) else {
+            continue;
+        };
         for container in containers {
             let image = text(container, "/image");
-            let moves = image.ends_with(":latest") || !image.rsplit('/').next().unwrap_or_default().contains([':', '@']);
+            let moves = image.ends_with(":latest")
+                || !image
+                    .rsplit('/')
+                    .next()
+                    .unwrap_or_default()
+                    .contains([':', '@']);
             let policy = if moves { "Always" } else { "IfNotPresent" };
-            let Value::Object(container) = container else { continue };
+            let Value::Object(container) = container else {
+                continue;
+            };
             for (field, value) in [
                 ("resources", json!({})),
                 ("terminationMessagePath", json!("/dev/termination-log")),

@@ -34,10 +34,13 @@ const DECIMAL: [(&str, i128); 10] = [
 /// Puts every quantity of the maps at these pointers into its canonical form.
 pub(super) fn canonicalise(object: &mut Value, maps: &[&str]) -> Result<(), serde_json::Error> {
     for pointer in maps {
-        let Some(Value::Object(map)) = object.pointer_mut(pointer) else { continue };
+        let Some(Value::Object(map)) = object.pointer_mut(pointer) else {
+            continue;
+        };
         for value in map.values_mut() {
             if let Value::String(text) = value {
-                let canonical = canonical(text).ok_or_else(|| serde_json::Error::custom(PATTERN))?;
+                let canonical =
+                    canonical(text).ok_or_else(|| serde_json::Error::custom(PATTERN))?;
                 *value = Value::from(canonical);
             }
         }
@@ -70,7 +73,9 @@ fn canonical(text: &str) -> Option<String> {
 
 /// The form with an exponent, which is a multiple of three.
 fn exponent(nanos: i128) -> Option<String> {
-    const EXPONENTS: [&str; 10] = ["e18", "e15", "e12", "e9", "e6", "e3", "", "e-3", "e-6", "e-9"];
+    const EXPONENTS: [&str; 10] = [
+        "e18", "e15", "e12", "e9", "e6", "e3", "", "e-3", "e-6", "e-9",
+    ];
     let index = DECIMAL.iter().position(|(_, unit)| nanos % unit == 0)?;
     Some(format!("{}{}", nanos / DECIMAL[index].1, EXPONENTS[index]))
 }
@@ -84,8 +89,21 @@ mod tests {
     fn quantities_take_kubernetes_canonical_form() {
         // Fails if a client that compares with what a cluster answers would see a difference.
         for (text, expected) in [
-            ("1.5Gi", "1536Mi"), ("1024Mi", "1Gi"), ("1Gi", "1Gi"), ("1000M", "1G"), ("1.0", "1"), ("0.5", "500m"),
-            ("1e3", "1e3"), ("12e6", "12e6"), ("0", "0"), ("0Gi", "0"), ("5", "5"), ("1025", "1025"), ("-1", "-1"), ("1000", "1k"), ("512Ki", "512Ki"),
+            ("1.5Gi", "1536Mi"),
+            ("1024Mi", "1Gi"),
+            ("1Gi", "1Gi"),
+            ("1000M", "1G"),
+            ("1.0", "1"),
+            ("0.5", "500m"),
+            ("1e3", "1e3"),
+            ("12e6", "12e6"),
+            ("0", "0"),
+            ("0Gi", "0"),
+            ("5", "5"),
+            ("1025", "1025"),
+            ("-1", "-1"),
+            ("1000", "1k"),
+            ("512Ki", "512Ki"),
         ] {
             assert_eq!(canonical(text).as_deref(), Some(expected), "{text}");
         }

@@ -12,11 +12,18 @@ const POLICIES: [&str; 2] = ["Delete", "Retain"];
 const BINDING_MODES: [&str; 2] = ["Immediate", "WaitForFirstConsumer"];
 
 pub(super) fn storage_class() -> Kind {
-    let names = Names { plural: "storageclasses", singular: "storageclass", short: &["sc"] };
+    let names = Names {
+        plural: "storageclasses",
+        singular: "storageclass",
+        short: &["sc"],
+    };
     Kind {
         default: |class| {
             let map = meta::as_map(class);
-            for (field, value) in [("reclaimPolicy", "Delete"), ("volumeBindingMode", "Immediate")] {
+            for (field, value) in [
+                ("reclaimPolicy", "Delete"),
+                ("volumeBindingMode", "Immediate"),
+            ] {
                 let there = map.entry(field).or_insert(Value::Null);
                 if there.is_null() {
                     *there = json!(value);
@@ -34,7 +41,10 @@ fn check_class(change: Change<'_>) -> Vec<FieldError> {
     if text(class, "/provisioner").is_empty() {
         errors.push(FieldError::required("provisioner", ""));
     }
-    for (field, supported) in [("reclaimPolicy", POLICIES), ("volumeBindingMode", BINDING_MODES)] {
+    for (field, supported) in [
+        ("reclaimPolicy", POLICIES),
+        ("volumeBindingMode", BINDING_MODES),
+    ] {
         let value = text(class, &format!("/{field}"));
         if !supported.contains(&value) {
             errors.push(FieldError::unsupported(field, &json!(value), &supported));
@@ -51,14 +61,26 @@ fn check_class(change: Change<'_>) -> Vec<FieldError> {
         && at(old, "/volumeBindingMode") != at(class, "/volumeBindingMode")
     {
         let mode = at(class, "/volumeBindingMode").cloned().unwrap_or_default();
-        errors.push(FieldError::invalid("volumeBindingMode", &mode, "field is immutable"));
+        errors.push(FieldError::invalid(
+            "volumeBindingMode",
+            &mode,
+            "field is immutable",
+        ));
     }
     errors
 }
 
 pub(super) fn lease() -> Kind {
-    let names = Names { plural: "leases", singular: "lease", short: &[] };
-    Kind { namespaced: true, validate: check_lease, ..built_in::<Lease>(names, columns::LEASE) }
+    let names = Names {
+        plural: "leases",
+        singular: "lease",
+        short: &[],
+    };
+    Kind {
+        namespaced: true,
+        validate: check_lease,
+        ..built_in::<Lease>(names, columns::LEASE)
+    }
 }
 
 fn check_lease(change: Change<'_>) -> Vec<FieldError> {
@@ -66,12 +88,20 @@ fn check_lease(change: Change<'_>) -> Vec<FieldError> {
     if let Some(seconds) = at(change.new, "/spec/leaseDurationSeconds")
         && seconds.as_i64().is_some_and(|seconds| seconds <= 0)
     {
-        errors.push(FieldError::invalid("spec.leaseDurationSeconds", seconds, "must be greater than 0"));
+        errors.push(FieldError::invalid(
+            "spec.leaseDurationSeconds",
+            seconds,
+            "must be greater than 0",
+        ));
     }
     if let Some(count) = at(change.new, "/spec/leaseTransitions")
         && count.as_i64().is_some_and(|count| count < 0)
     {
-        errors.push(FieldError::invalid("spec.leaseTransitions", count, "must be greater than or equal to 0"));
+        errors.push(FieldError::invalid(
+            "spec.leaseTransitions",
+            count,
+            "must be greater than or equal to 0",
+        ));
     }
     errors
 }

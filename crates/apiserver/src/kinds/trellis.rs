@@ -22,7 +22,12 @@ fn custom<T>(names: Names, columns: &'static [Column]) -> Kind
 where
     T: Resource + HasSpec + Serialize + DeserializeOwned + JsonSchema,
 {
-    let Names { kind, plural, singular, short } = names;
+    let Names {
+        kind,
+        plural,
+        singular,
+        short,
+    } = names;
     Kind {
         group: trellis_api::kinds::GROUP,
         version: "v1alpha1",
@@ -49,28 +54,56 @@ where
 }
 
 pub(super) fn pool() -> Kind {
-    let names = Names { kind: "Pool", plural: "pools", singular: "pool", short: &[] };
+    let names = Names {
+        kind: "Pool",
+        plural: "pools",
+        singular: "pool",
+        short: &[],
+    };
     custom::<Pool>(names, columns::POOL)
 }
 
 pub(super) fn volume() -> Kind {
-    let names = Names { kind: "Volume", plural: "volumes", singular: "volume", short: &["tv"] };
+    let names = Names {
+        kind: "Volume",
+        plural: "volumes",
+        singular: "volume",
+        short: &["tv"],
+    };
     custom::<Volume>(names, columns::VOLUME)
 }
 
 pub(super) fn target() -> Kind {
-    let names = Names { kind: "Target", plural: "targets", singular: "target", short: &[] };
+    let names = Names {
+        kind: "Target",
+        plural: "targets",
+        singular: "target",
+        short: &[],
+    };
     custom::<Target>(names, columns::TARGET)
 }
 
 pub(super) fn replica() -> Kind {
-    let names = Names { kind: "Replica", plural: "replicas", singular: "replica", short: &[] };
+    let names = Names {
+        kind: "Replica",
+        plural: "replicas",
+        singular: "replica",
+        short: &[],
+    };
     custom::<Replica>(names, columns::REPLICA)
 }
 
 pub(super) fn attachment() -> Kind {
-    let names = Names { kind: "Attachment", plural: "attachments", singular: "attachment", short: &[] };
-    Kind { namespaced: true, ..custom::<Attachment>(names, columns::ATTACHMENT) }
+    let names = Names {
+        kind: "Attachment",
+        plural: "attachments",
+        singular: "attachment",
+        short: &[],
+    };
+    Kind {
+        namespaced: true,
+        ..custom::<Attachment>(names, columns::ATTACHMENT)
+    }
 }
 
 #[cfg(test)]

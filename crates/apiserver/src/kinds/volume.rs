@@ -3,7 +3,10 @@
 use k8s_openapi::api::core::v1::PersistentVolume;
 use serde_json::{Value, json};
 
-use super::{Names, at, built_in, check_access_modes, check_volume_mode, columns, fill, immutable, quantity, text, texts, typed};
+use super::{
+    Names, at, built_in, check_access_modes, check_volume_mode, columns, fill, immutable, quantity,
+    text, texts, typed,
+};
 use crate::kind::{Change, FieldError, Kind};
 use crate::names;
 
@@ -11,13 +14,36 @@ const PROTECTION: &str = "kubernetes.io/pv-protection";
 const POLICIES: [&str; 3] = ["Delete", "Recycle", "Retain"];
 /// The ways in which a volume can be reached, one of which it must have.
 const SOURCES: [&str; 22] = [
-    "awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "csi", "fc", "flexVolume", "flocker",
-    "gcePersistentDisk", "glusterfs", "hostPath", "iscsi", "local", "nfs", "photonPersistentDisk",
-    "portworxVolume", "quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume",
+    "awsElasticBlockStore",
+    "azureDisk",
+    "azureFile",
+    "cephfs",
+    "cinder",
+    "csi",
+    "fc",
+    "flexVolume",
+    "flocker",
+    "gcePersistentDisk",
+    "glusterfs",
+    "hostPath",
+    "iscsi",
+    "local",
+    "nfs",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "quobyte",
+    "rbd",
+    "scaleIO",
+    "storageos",
+    "vsphereVolume",
 ];
 
 pub(super) fn row() -> Kind {
-    let names = Names { plural: "persistentvolumes", singular: "persistentvolume", short: &["pv"] };
+    let names = Names {
+        plural: "persistentvolumes",
+        singular: "persistentvolume",
+        short: &["pv"],
+    };
     Kind {
         status: true,
         normalise: |value| {
@@ -49,7 +75,11 @@ fn validate(change: Change<'_>) -> Vec<FieldError> {
     errors.extend(check_capacity(volume));
     let policy = text(volume, "/spec/persistentVolumeReclaimPolicy");
     if !POLICIES.contains(&policy) {
-        errors.push(FieldError::unsupported("spec.persistentVolumeReclaimPolicy", &json!(policy), &POLICIES));
+        errors.push(FieldError::unsupported(
+            "spec.persistentVolumeReclaimPolicy",
+            &json!(policy),
+            &POLICIES,
+        ));
     }
     errors.extend(check_source(volume));
     errors.extend(check_volume_mode(volume));
@@ -60,7 +90,12 @@ fn validate(change: Change<'_>) -> Vec<FieldError> {
                 "spec.persistentvolumesource is immutable after creation",
             ));
         }
-        errors.extend(immutable(change, "/spec/volumeMode", "spec.volumeMode", "field is immutable"));
+        errors.extend(immutable(
+            change,
+            "/spec/volumeMode",
+            "spec.volumeMode",
+            "field is immutable",
+        ));
     }
     errors
 }
@@ -68,16 +103,30 @@ fn validate(change: Change<'_>) -> Vec<FieldError> {
 fn check_capacity(volume: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let capacity = at(volume, "/spec/capacity").cloned().unwrap_or_default();
-    let keys: Vec<&String> = capacity.as_object().into_iter().flat_map(|map| map.keys()).collect();
+    let keys: Vec<&String> = capacity
+        .as_object()
+        .into_iter()
+        .flat_map(|map| map.keys())
+        .collect();
     if keys.is_empty() {
         errors.push(FieldError::required("spec.capacity", ""));
     }
     if keys != ["storage"] {
-        errors.push(FieldError::unsupported("spec.capacity", &capacity, &["storage"]));
+        errors.push(FieldError::unsupported(
+            "spec.capacity",
+            &capacity,
+            &["storage"],
+        ));
     }
     if quantity::nanos(volume, "/spec/capacity/storage").is_some_and(|nanos| nanos <= 0) {
-        let value = at(volume, "/spec/capacity/storage").cloned().unwrap_or_default();
-        errors.push(FieldError::invalid("spec.capacity[storage]", &value, "must be greater than zero"));
+        let value = at(volume, "/spec/capacity/storage")
+            .cloned()
+            .unwrap_or_default();
+        errors.push(FieldError::invalid(
+            "spec.capacity[storage]",
+            &value,
+            "must be greater than zero",
+        ));
     }
     errors
 }
@@ -95,7 +144,10 @@ fn check_source(volume: &Value) -> Vec<FieldError> {
     }
     for (name, _) in sources.iter().skip(1) {
         let field = format!("spec.{name}");
-        errors.push(FieldError::forbidden(&field, "may not specify more than 1 volume type"));
+        errors.push(FieldError::forbidden(
+            &field,
+            "may not specify more than 1 volume type",
+        ));
     }
     if at(volume, "/spec/csi").is_some() {
         let driver = text(volume, "/spec/csi/driver");

@@ -31,9 +31,10 @@ impl FieldSet {
     pub(crate) fn touches(&self, path: &[&str]) -> bool {
         match path {
             [] => !self.is_empty(),
-            [first, rest @ ..] => {
-                self.children.get(&format!("f:{first}")).is_some_and(|child| child.touches(rest))
-            }
+            [first, rest @ ..] => self
+                .children
+                .get(&format!("f:{first}"))
+                .is_some_and(|child| child.touches(rest)),
         }
     }
 
@@ -58,7 +59,10 @@ impl FieldSet {
     }
 
     pub(crate) fn intersection(&self, other: &FieldSet) -> FieldSet {
-        let mut common = FieldSet { member: self.member && other.member, children: BTreeMap::new() };
+        let mut common = FieldSet {
+            member: self.member && other.member,
+            children: BTreeMap::new(),
+        };
         for (step, child) in &self.children {
             if let Some(theirs) = other.children.get(step) {
                 let both = child.intersection(theirs);
@@ -108,11 +112,17 @@ impl FieldSet {
         let mut set = FieldSet::default();
         let map = match value {
             Value::Object(map) if depth < DEPTH_MAX => map,
-            _ => return FieldSet { member: true, children: BTreeMap::new() },
+            _ => {
+                return FieldSet {
+                    member: true,
+                    children: BTreeMap::new(),
+                };
+            }
         };
         set.member = map.is_empty() || map.contains_key(".");
         for (step, child) in map.iter().filter(|(step, _)| *step != ".") {
-            set.children.insert(step.clone(), FieldSet::read(child, depth + 1));
+            set.children
+                .insert(step.clone(), FieldSet::read(child, depth + 1));
         }
         set
     }
@@ -123,7 +133,10 @@ fn printed(step: &str) -> String {
         Some(("f", name)) => format!(".{name}"),
         Some(("k", keys)) => {
             let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
-            let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let pairs: Vec<String> = keys
+                .iter()
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect();
             format!("[{}]", pairs.join(","))
         }
         Some(("v", value)) => format!("[={value}]"),
@@ -157,7 +170,9 @@ mod tests {
         assert!(set.touches(&["spec"]));
         assert!(!set.touches(&["status"]));
         let mut rest = set.clone();
-        rest.subtract(&FieldSet::from_value(&json!({ "f:metadata": { "f:labels": { "f:a": {} } } })));
+        rest.subtract(&FieldSet::from_value(
+            &json!({ "f:metadata": { "f:labels": { "f:a": {} } } }),
+        ));
         assert_eq!(rest.paths().len(), 3);
         assert_eq!(set.intersection(&rest), rest);
     }

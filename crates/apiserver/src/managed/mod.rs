@@ -86,7 +86,12 @@ pub(crate) fn apply(
             entry.set.subtract(&contested);
         } else {
             let who = entry.described();
-            conflicts.extend(contested.paths().into_iter().map(|path| (who.clone(), path)));
+            conflicts.extend(
+                contested
+                    .paths()
+                    .into_iter()
+                    .map(|path| (who.clone(), path)),
+            );
         }
     }
     if !conflicts.is_empty() {
@@ -117,8 +122,10 @@ pub(crate) fn apply(
 ///
 /// `last_writers(&claim, &["spec", "resources", "requests"])` tells who last changed a claim's request.
 pub fn last_writers(object: &Value, path: &[&str]) -> Vec<String> {
-    let mut entries: Vec<Entry> =
-        read(object).into_iter().filter(|entry| entry.set.touches(path)).collect();
+    let mut entries: Vec<Entry> = read(object)
+        .into_iter()
+        .filter(|entry| entry.set.touches(path))
+        .collect();
     entries.sort_by(|a, b| b.time.cmp(&a.time));
     entries.into_iter().map(|entry| entry.manager).collect()
 }
@@ -131,7 +138,12 @@ impl Entry {
     }
 
     fn described(&self) -> String {
-        let Entry { manager, subresource, api_version, .. } = self;
+        let Entry {
+            manager,
+            subresource,
+            api_version,
+            ..
+        } = self;
         match subresource.as_str() {
             "" => format!("{manager:?} using {api_version}"),
             name => format!("{manager:?} with subresource {name:?} using {api_version}"),
@@ -145,23 +157,29 @@ fn own_entry<'a>(
     operation: &str,
     writer: &Writer,
 ) -> &'a mut Entry {
-    let index = entries.iter().position(|entry| entry.is(operation, writer)).unwrap_or_else(|| {
-        entries.push(Entry {
-            manager: writer.manager.clone(),
-            operation: operation.to_owned(),
-            api_version: kind.api_version(),
-            subresource: writer.subresource.to_owned(),
-            time: writer.now.clone(),
-            set: FieldSet::default(),
+    let index = entries
+        .iter()
+        .position(|entry| entry.is(operation, writer))
+        .unwrap_or_else(|| {
+            entries.push(Entry {
+                manager: writer.manager.clone(),
+                operation: operation.to_owned(),
+                api_version: kind.api_version(),
+                subresource: writer.subresource.to_owned(),
+                time: writer.now.clone(),
+                set: FieldSet::default(),
+            });
+            entries.len() - 1
         });
-        entries.len() - 1
-    });
     &mut entries[index]
 }
 
 /// A client may ask to forget all owners, by sending a list that is empty or has one empty entry.
 fn is_reset(object: &Value) -> bool {
-    match meta::get(object, "managedFields").and_then(Value::as_array).map(Vec::as_slice) {
+    match meta::get(object, "managedFields")
+        .and_then(Value::as_array)
+        .map(Vec::as_slice)
+    {
         Some([]) => true,
         Some([only]) => only.as_object().is_some_and(serde_json::Map::is_empty),
         _ => false,
@@ -170,8 +188,16 @@ fn is_reset(object: &Value) -> bool {
 
 fn fold(entries: &mut Vec<Entry>) {
     entries.retain(|entry| !entry.set.is_empty());
-    let updates = entries.iter().filter(|entry| entry.operation == UPDATE).count();
-    let Some(excess) = updates.checked_sub(UPDATE_MANAGERS_MAX).filter(|excess| *excess > 0) else { return };
+    let updates = entries
+        .iter()
+        .filter(|entry| entry.operation == UPDATE)
+        .count();
+    let Some(excess) = updates
+        .checked_sub(UPDATE_MANAGERS_MAX)
+        .filter(|excess| *excess > 0)
+    else {
+        return;
+    };
     entries.sort_by(|a, b| a.time.cmp(&b.time));
     let mut ancient: Option<Entry> = None;
     let mut left = excess + 1;
@@ -182,7 +208,12 @@ fn fold(entries: &mut Vec<Entry>) {
         left -= 1;
         match &mut ancient {
             Some(ancient) => ancient.set.union(&entry.set),
-            None => ancient = Some(Entry { manager: ANCIENT.to_owned(), ..entry.clone() }),
+            None => {
+                ancient = Some(Entry {
+                    manager: ANCIENT.to_owned(),
+                    ..entry.clone()
+                })
+            }
         }
         false
     });
@@ -192,7 +223,11 @@ fn fold(entries: &mut Vec<Entry>) {
 fn read(object: &Value) -> Vec<Entry> {
     let list = meta::get(object, "managedFields").and_then(Value::as_array);
     let text = |entry: &Value, field: &str| {
-        entry.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+        entry
+            .get(field)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
     };
     list.into_iter()
         .flatten()

@@ -9,14 +9,39 @@ use crate::kind::Kind;
 
 /// Fields that are maps with free keys: such a map can be owned as a whole besides its entries.
 const MAPS: [&str; 18] = [
-    "labels", "annotations", "requests", "limits", "capacity", "allocatable", "allocatedResources",
-    "allocatedResourceStatuses", "data", "binaryData", "stringData", "parameters", "matchLabels",
-    "volumeAttributes", "options", "overhead", "hugepages", "requirements",
+    "labels",
+    "annotations",
+    "requests",
+    "limits",
+    "capacity",
+    "allocatable",
+    "allocatedResources",
+    "allocatedResourceStatuses",
+    "data",
+    "binaryData",
+    "stringData",
+    "parameters",
+    "matchLabels",
+    "volumeAttributes",
+    "options",
+    "overhead",
+    "hugepages",
+    "requirements",
 ];
 /// Fields of the metadata that the server keeps, and nobody owns.
 const SERVER_KEPT: [&str; 12] = [
-    "name", "namespace", "generateName", "uid", "resourceVersion", "generation", "creationTimestamp",
-    "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "managedFields", "clusterName",
+    "name",
+    "namespace",
+    "generateName",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "selfLink",
+    "managedFields",
+    "clusterName",
 ];
 
 /// What a list means when it is merged.
@@ -59,7 +84,11 @@ fn is_map(path: &str) -> bool {
 
 /// A path of field names, with dots.
 pub(crate) fn join(path: &str, field: &str) -> String {
-    if path.is_empty() { field.to_owned() } else { format!("{path}.{field}") }
+    if path.is_empty() {
+        field.to_owned()
+    } else {
+        format!("{path}.{field}")
+    }
 }
 
 fn is_owned_by_nobody(path: &str, field: &str) -> bool {
@@ -76,7 +105,11 @@ pub(super) fn step(list: ListType, entry: &Value) -> String {
         ListType::Keyed(keys) => {
             let key: Map<String, Value> = keys
                 .iter()
-                .filter_map(|key| entry.get(*key).map(|value| ((*key).to_owned(), value.clone())))
+                .filter_map(|key| {
+                    entry
+                        .get(*key)
+                        .map(|value| ((*key).to_owned(), value.clone()))
+                })
                 .collect();
             format!("k:{}", Value::Object(key))
         }
@@ -92,8 +125,13 @@ pub(crate) fn fields(shape: Shape<'_>, path: &str, value: &Value, into: &mut Fie
                 into.member = true;
             }
             for (field, child) in map.iter().filter(|(_, child)| !child.is_null()) {
-                if !is_owned_by_nobody(path, field) {
-                    fields(shape, &join(path, field), child, into.child(&format!("f:{field}")));
+                if is_owned_by_nobody(path, field) {
+                    continue;
+                }
+                let mut below = FieldSet::default();
+                fields(shape, &join(path, field), child, &mut below);
+                if !below.is_empty() {
+                    into.child(&format!("f:{field}")).union(&below);
                 }
             }
         }
@@ -124,7 +162,14 @@ pub(crate) struct Difference {
 
 pub(crate) fn difference(shape: Shape<'_>, old: &Value, new: &Value) -> Difference {
     let mut difference = Difference::default();
-    compare(shape, "", Some(old), Some(new), &mut difference.changed, &mut difference.removed);
+    compare(
+        shape,
+        "",
+        Some(old),
+        Some(new),
+        &mut difference.changed,
+        &mut difference.removed,
+    );
     difference
 }
 
@@ -153,14 +198,23 @@ fn compare(
                 compare(shape, &join(path, name), pair.0, pair.1, changed, removed);
             }
         }
-        (Some(Value::Array(old)), Some(Value::Array(new))) if shape.list(path) != ListType::Atomic => {
+        (Some(Value::Array(old)), Some(Value::Array(new)))
+            if shape.list(path) != ListType::Atomic =>
+        {
             let list = shape.list(path);
             let find = |entries: &[Value], wanted: &str| {
                 entries.iter().position(|entry| step(list, entry) == wanted)
             };
-            let steps: BTreeSet<String> = old.iter().chain(new).map(|entry| step(list, entry)).collect();
+            let steps: BTreeSet<String> = old
+                .iter()
+                .chain(new)
+                .map(|entry| step(list, entry))
+                .collect();
             for at in steps {
-                let pair = (find(old, &at).map(|index| &old[index]), find(new, &at).map(|index| &new[index]));
+                let pair = (
+                    find(old, &at).map(|index| &old[index]),
+                    find(new, &at).map(|index| &new[index]),
+                );
                 let (changed, removed) = (changed.child(&at), removed.child(&at));
                 match pair {
                     (None, Some(_)) => changed.member = true,
@@ -222,8 +276,12 @@ pub(crate) fn remove(shape: Shape<'_>, path: &str, object: &mut Value, set: &Fie
     match object {
         Value::Object(map) => {
             for (name, child) in &set.children {
-                let Some(field) = name.strip_prefix("f:") else { continue };
-                let Some(value) = map.get_mut(field) else { continue };
+                let Some(field) = name.strip_prefix("f:") else {
+                    continue;
+                };
+                let Some(value) = map.get_mut(field) else {
+                    continue;
+                };
                 let leaf = child.member && child.children.is_empty();
                 if !leaf {
                     remove(shape, &join(path, field), value, child);
@@ -241,7 +299,8 @@ pub(crate) fn remove(shape: Shape<'_>, path: &str, object: &mut Value, set: &Fie
         Value::Array(entries) => {
             let list = shape.list(path);
             for (name, child) in &set.children {
-                let Some(index) = entries.iter().position(|entry| step(list, entry) == *name) else {
+                let Some(index) = entries.iter().position(|entry| step(list, entry) == *name)
+                else {
                     continue;
                 };
                 if child.member {

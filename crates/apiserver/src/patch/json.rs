@@ -26,16 +26,18 @@ pub(super) fn apply(object: &mut Value, patch: &json_patch::Patch) -> Result<(),
                 return Err(Status::too_large(COPIED_BYTES_MAX));
             }
         }
-        json_patch::patch(object, std::slice::from_ref(operation)).map_err(|error| match error.kind {
-            // Kubernetes does not say more than this either.
-            PatchErrorKind::TestFailed
-            | PatchErrorKind::InvalidFromPointer
-            | PatchErrorKind::InvalidPointer
-            | PatchErrorKind::CannotMoveInsideItself => Status::unprocessable(
-                "the server rejected our request due to an error in our request".to_owned(),
-            ),
-            _ => Status::bad_request(error.to_string()),
-        })?;
+        json_patch::patch(object, std::slice::from_ref(operation)).map_err(
+            |error| match error.kind {
+                // Kubernetes does not say more than this either.
+                PatchErrorKind::TestFailed
+                | PatchErrorKind::InvalidFromPointer
+                | PatchErrorKind::InvalidPointer
+                | PatchErrorKind::CannotMoveInsideItself => Status::unprocessable(
+                    "the server rejected our request due to an error in our request".to_owned(),
+                ),
+                _ => Status::bad_request(error.to_string()),
+            },
+        )?;
     }
     Ok(())
 }
@@ -65,10 +67,11 @@ pub(super) mod tests {
 
     fn operations() -> impl Strategy<Value = Vec<Value>> {
         let path = || "(/([a-c]|[0-2]|-)){0,3}";
-        let operation = (0..6usize, path(), path(), tree()).prop_map(|(which, path, from, value)| {
-            let name = ["add", "remove", "replace", "move", "copy", "test"][which];
-            json!({ "op": name, "path": path, "from": from, "value": value })
-        });
+        let operation =
+            (0..6usize, path(), path(), tree()).prop_map(|(which, path, from, value)| {
+                let name = ["add", "remove", "replace", "move", "copy", "test"][which];
+                json!({ "op": name, "path": path, "from": from, "value": value })
+            });
         proptest::collection::vec(operation, 0..4)
     }
 
@@ -82,14 +85,22 @@ pub(super) mod tests {
             "remove" => remove(document, &path),
             "replace" => {
                 find(document, &path)?;
-                if path.is_empty() { Some(value.clone()) } else { add(&remove(document, &path)?, &path, value) }
+                if path.is_empty() {
+                    Some(value.clone())
+                } else {
+                    add(&remove(document, &path)?, &path, value)
+                }
             }
             "move" => {
                 let moved = find(document, &from)?;
                 if path.len() > from.len() && path.starts_with(&from) {
                     return None;
                 }
-                if path == from { Some(document.clone()) } else { add(&remove(document, &from)?, &path, &moved) }
+                if path == from {
+                    Some(document.clone())
+                } else {
+                    add(&remove(document, &from)?, &path, &moved)
+                }
             }
             "copy" => add(document, &path, &find(document, &from)?),
             "test" => (find(document, &path)? == *value).then(|| document.clone()),
@@ -120,7 +131,11 @@ pub(super) mod tests {
                 map.insert(last.clone(), value.clone());
             }
             ([last], Value::Array(list)) => {
-                let index = if last == "-" { list.len() } else { last.parse().ok()? };
+                let index = if last == "-" {
+                    list.len()
+                } else {
+                    last.parse().ok()?
+                };
                 if index > list.len() {
                     return None;
                 }
@@ -191,6 +206,12 @@ pub(super) mod tests {
             .map(|index| json!({ "op": "copy", "from": "", "path": format!("/{index}") }))
             .collect();
         let patch: json_patch::Patch = serde_json::from_value(Value::Array(operations)).unwrap();
-        assert_eq!(apply(&mut json!({ "a": "b" }), &patch).unwrap_err().code.as_u16(), 413);
+        assert_eq!(
+            apply(&mut json!({ "a": "b" }), &patch)
+                .unwrap_err()
+                .code
+                .as_u16(),
+            413
+        );
     }
 }

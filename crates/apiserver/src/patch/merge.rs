@@ -13,12 +13,18 @@ pub(super) fn apply(target: &mut Value, patch: &Value, depth: usize) {
     if !target.is_object() {
         *target = Value::Object(Map::new());
     }
-    let Value::Object(target) = target else { return };
+    let Value::Object(target) = target else {
+        return;
+    };
     for (field, value) in patch {
         if value.is_null() {
             target.remove(field);
         } else if depth < DEPTH_MAX {
-            apply(target.entry(field.clone()).or_insert(Value::Null), value, depth + 1);
+            apply(
+                target.entry(field.clone()).or_insert(Value::Null),
+                value,
+                depth + 1,
+            );
         } else {
             target.insert(field.clone(), value.clone());
         }

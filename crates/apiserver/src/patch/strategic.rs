@@ -15,12 +15,16 @@ const DELETE_VALUES: &str = "$deleteFromPrimitiveList/";
 
 pub(super) fn apply(kind: &Kind, object: &mut Value, patch: &Value) -> Result<(), Status> {
     let Value::Object(patch) = patch else {
-        return Err(Status::bad_request("error decoding patch: a strategic merge patch is an object"));
+        return Err(Status::bad_request(
+            "error decoding patch: a strategic merge patch is an object",
+        ));
     };
     if !object.is_object() {
         *object = Value::Object(Map::new());
     }
-    let Value::Object(map) = object else { return Ok(()) };
+    let Value::Object(map) = object else {
+        return Ok(());
+    };
     merge_map(Shape { kind }, "", map, patch)
 }
 
@@ -30,7 +34,10 @@ fn merge_map(
     target: &mut Map<String, Value>,
     patch: &Map<String, Value>,
 ) -> Result<(), Status> {
-    match patch.get(DIRECTIVE).map(|value| value.as_str().unwrap_or_default()) {
+    match patch
+        .get(DIRECTIVE)
+        .map(|value| value.as_str().unwrap_or_default())
+    {
         None | Some("merge") => {}
         Some("replace") => {
             *target = plain(patch);
@@ -43,7 +50,12 @@ fn merge_map(
         Some(other) => return Err(unknown_directive(other)),
     }
     if let Some(keep) = patch.get(RETAIN_KEYS) {
-        let keep: Vec<&str> = keep.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let keep: Vec<&str> = keep
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
         target.retain(|field, _| keep.contains(&field.as_str()));
     }
     for (field, value) in patch {
@@ -79,7 +91,10 @@ fn merge_field(
             target.remove(field);
         }
         Value::Object(map) => {
-            if map.get(DIRECTIVE).is_some_and(|directive| directive == "delete") {
+            if map
+                .get(DIRECTIVE)
+                .is_some_and(|directive| directive == "delete")
+            {
                 target.remove(field);
                 return Ok(());
             }
@@ -113,7 +128,8 @@ fn merge_list(
     entries: &mut Vec<Value>,
     patch: &[Value],
 ) -> Result<(), Status> {
-    let is_directive = |entry: &Value, which: &str| entry.get(DIRECTIVE).is_some_and(|value| value == which);
+    let is_directive =
+        |entry: &Value, which: &str| entry.get(DIRECTIVE).is_some_and(|value| value == which);
     let replaces = |entry: &Value| {
         is_directive(entry, "replace") && entry.as_object().is_some_and(|map| map.len() == 1)
     };
@@ -128,12 +144,20 @@ fn merge_list(
             return Ok(());
         }
         ListType::Atomic => {
-            *entries = patch.iter().filter(|entry| !replaces(entry)).cloned().collect();
+            *entries = patch
+                .iter()
+                .filter(|entry| !replaces(entry))
+                .cloned()
+                .collect();
             return Ok(());
         }
     };
     if patch.iter().any(replaces) {
-        *entries = patch.iter().filter(|entry| !replaces(entry)).cloned().collect();
+        *entries = patch
+            .iter()
+            .filter(|entry| !replaces(entry))
+            .cloned()
+            .collect();
         return Ok(());
     }
     // Strategic merge goes by one key, where server-side apply goes by all of them.
@@ -144,12 +168,16 @@ fn merge_list(
                 "error decoding patch: map: {change} does not contain declared merge key: {key}"
             )));
         };
-        let found = entries.iter().position(|entry| entry.get(key) == Some(wanted));
+        let found = entries
+            .iter()
+            .position(|entry| entry.get(key) == Some(wanted));
         if is_directive(change, "delete") {
             entries.retain(|entry| entry.get(key) != Some(wanted));
             continue;
         }
-        let Value::Object(change) = change else { continue };
+        let Value::Object(change) = change else {
+            continue;
+        };
         match found.map(|index| &mut entries[index]) {
             Some(Value::Object(entry)) => merge_map(shape, path, entry, change)?,
             _ => {
@@ -179,11 +207,17 @@ fn reorder(list: ListType, entries: &mut [Value], order: &[Value]) {
 
 /// The fields of a patch that are not directives.
 fn plain(patch: &Map<String, Value>) -> Map<String, Value> {
-    patch.iter().filter(|(field, _)| !field.starts_with('$')).map(|(field, value)| (field.clone(), value.clone())).collect()
+    patch
+        .iter()
+        .filter(|(field, _)| !field.starts_with('$'))
+        .map(|(field, value)| (field.clone(), value.clone()))
+        .collect()
 }
 
 fn unknown_directive(directive: &str) -> Status {
-    Status::bad_request(format!("error decoding patch: Unknown patch type found: {directive}"))
+    Status::bad_request(format!(
+        "error decoding patch: Unknown patch type found: {directive}"
+    ))
 }
 
 #[cfg(test)]
@@ -195,7 +229,10 @@ mod tests {
     use serde_json::json;
 
     fn pods() -> &'static Kind {
-        crate::kinds::all().iter().find(|kind| kind.plural == "pods").unwrap()
+        crate::kinds::all()
+            .iter()
+            .find(|kind| kind.plural == "pods")
+            .unwrap()
     }
 
     fn patched(mut object: Value, patch: Value) -> Value {
@@ -225,20 +262,29 @@ mod tests {
             "metadata": { "finalizers": ["a/a", "b/b"], "labels": { "x": "1", "y": "2" } },
             "spec": { "containers": [{ "name": "a" }, { "name": "b" }, { "name": "c" }], "volumes": [{ "name": "v", "emptyDir": {} }] },
         });
-        let result = patched(object.clone(), json!({
-            "metadata": { "$deleteFromPrimitiveList/finalizers": ["a/a"], "labels": { "$patch": "replace", "z": "3" } },
-            "spec": {
-                "$setElementOrder/containers": [{ "name": "c" }, { "name": "a" }],
-                "containers": [{ "name": "b", "$patch": "delete" }],
-                "volumes": [{ "name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": { "path": "/" } }],
-            },
-        }));
-        assert_eq!(result, json!({
-            "metadata": { "finalizers": ["b/b"], "labels": { "z": "3" } },
-            "spec": { "containers": [{ "name": "c" }, { "name": "a" }], "volumes": [{ "name": "v", "hostPath": { "path": "/" } }] },
-        }));
-        let result = patched(object, json!({ "metadata": { "labels": { "$patch": "delete" } },
-            "spec": { "containers": [{ "$patch": "replace" }, { "name": "z" }] } }));
+        let result = patched(
+            object.clone(),
+            json!({
+                "metadata": { "$deleteFromPrimitiveList/finalizers": ["a/a"], "labels": { "$patch": "replace", "z": "3" } },
+                "spec": {
+                    "$setElementOrder/containers": [{ "name": "c" }, { "name": "a" }],
+                    "containers": [{ "name": "b", "$patch": "delete" }],
+                    "volumes": [{ "name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": { "path": "/" } }],
+                },
+            }),
+        );
+        assert_eq!(
+            result,
+            json!({
+                "metadata": { "finalizers": ["b/b"], "labels": { "z": "3" } },
+                "spec": { "containers": [{ "name": "c" }, { "name": "a" }], "volumes": [{ "name": "v", "hostPath": { "path": "/" } }] },
+            })
+        );
+        let result = patched(
+            object,
+            json!({ "metadata": { "labels": { "$patch": "delete" } },
+            "spec": { "containers": [{ "$patch": "replace" }, { "name": "z" }] } }),
+        );
         assert_eq!(result["spec"]["containers"], json!([{ "name": "z" }]));
         assert_eq!(result["metadata"].get("labels"), None);
     }

@@ -37,9 +37,15 @@ impl FieldSelector {
             if part.is_empty() {
                 continue;
             }
-            let (field, value, equal) = operator(part)
-                .ok_or_else(|| FieldSelectorError::NoOperator { term: part.to_owned() })?;
-            terms.push(Term { field: field.to_owned(), value: unescape(value)?, equal });
+            let (field, value, equal) =
+                operator(part).ok_or_else(|| FieldSelectorError::NoOperator {
+                    term: part.to_owned(),
+                })?;
+            terms.push(Term {
+                field: field.to_owned(),
+                value: unescape(value)?,
+                equal,
+            });
         }
         Ok(FieldSelector { terms })
     }
@@ -90,7 +96,9 @@ impl fmt::Display for FieldSelector {
 
 /// The text of a field; a field that is not there counts as empty, as in Kubernetes.
 fn text_at(object: &Value, field: &str) -> String {
-    let found = field.split('.').try_fold(object, |value, part| value.get(part));
+    let found = field
+        .split('.')
+        .try_fold(object, |value, part| value.get(part));
     match found {
         None | Some(Value::Null) => String::new(),
         Some(Value::String(text)) => text.clone(),

@@ -31,7 +31,10 @@ enum Test {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LabelError {
     #[error("found '{found}' expected: {expected}")]
-    Unexpected { found: String, expected: &'static str },
+    Unexpected {
+        found: String,
+        expected: &'static str,
+    },
     #[error("key: Invalid value: {key:?}: {why}")]
     Key { key: String, why: String },
     #[error("values: Invalid value: {value:?}: {why}")]
@@ -68,8 +71,12 @@ impl LabelSelector {
                 Test::Absent => have.is_none(),
                 Test::Equals(value) => have == Some(value),
                 Test::Differs(value) => have != Some(value),
-                Test::In(values) => have.is_some_and(|have| values.iter().any(|value| value == have)),
-                Test::NotIn(values) => have.is_none_or(|have| values.iter().all(|value| value != have)),
+                Test::In(values) => {
+                    have.is_some_and(|have| values.iter().any(|value| value == have))
+                }
+                Test::NotIn(values) => {
+                    have.is_none_or(|have| values.iter().all(|value| value != have))
+                }
             }
         })
     }
@@ -118,7 +125,10 @@ impl Token<'_> {
             Token::Differs => "!=",
             Token::Word(word) => word,
         };
-        LabelError::Unexpected { found: found.to_owned(), expected }
+        LabelError::Unexpected {
+            found: found.to_owned(),
+            expected,
+        }
     }
 }
 
@@ -152,7 +162,9 @@ impl<'a> Parser<'a> {
             }
         }
         let ends = |letter: char| letter.is_whitespace() || "!=,()".contains(letter);
-        let (word, rest) = self.rest.split_at(self.rest.find(ends).unwrap_or(self.rest.len()));
+        let (word, rest) = self
+            .rest
+            .split_at(self.rest.find(ends).unwrap_or(self.rest.len()));
         self.rest = rest;
         Token::Word(word)
     }
@@ -170,7 +182,10 @@ impl<'a> Parser<'a> {
             return Err(LabelError::Key { key, why });
         }
         if absent {
-            return Ok(Requirement { key, test: Test::Absent });
+            return Ok(Requirement {
+                key,
+                test: Test::Absent,
+            });
         }
         let test = match self.peek() {
             Token::End | Token::Comma => Test::Exists,
@@ -228,7 +243,10 @@ impl<'a> Parser<'a> {
 
 fn checked(value: &str) -> Result<String, LabelError> {
     match crate::names::label_value(value).into_iter().next() {
-        Some(why) => Err(LabelError::Value { value: value.to_owned(), why }),
+        Some(why) => Err(LabelError::Value {
+            value: value.to_owned(),
+            why,
+        }),
         None => Ok(value.to_owned()),
     }
 }
@@ -240,7 +258,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn matches(selector: &str, labels: &[(&str, &str)]) -> bool {
-        let find = |key: &str| labels.iter().find(|(have, _)| *have == key).map(|(_, value)| *value);
+        let find = |key: &str| {
+            labels
+                .iter()
+                .find(|(have, _)| *have == key)
+                .map(|(_, value)| *value)
+        };
         LabelSelector::parse(selector).unwrap().matches(find)
     }
 
@@ -248,16 +271,44 @@ mod tests {
     fn selectors_select_as_kubernetes_does() {
         // Fails if an operator has another meaning than in Kubernetes.
         let labels = [("a", "1"), ("b", "")];
-        for yes in ["", "a", "!c", "a=1", "a==1", "a!=2", "c!=1", "a in (1,2)", "a notin (2)", "c notin (1)", "b=", "a,b,!c", "b in ()"] {
+        for yes in [
+            "",
+            "a",
+            "!c",
+            "a=1",
+            "a==1",
+            "a!=2",
+            "c!=1",
+            "a in (1,2)",
+            "a notin (2)",
+            "c notin (1)",
+            "b=",
+            "a,b,!c",
+            "b in ()",
+        ] {
             assert!(matches(yes, &labels), "{yes}");
         }
-        for no in ["c", "!a", "a=2", "a!=1", "a in (2,3)", "c in (1)", "a notin (1)", "a=1,c"] {
+        for no in [
+            "c",
+            "!a",
+            "a=2",
+            "a!=1",
+            "a in (2,3)",
+            "c in (1)",
+            "a notin (1)",
+            "a=1,c",
+        ] {
             assert!(!matches(no, &labels), "{no}");
         }
-        for wrong in ["a in", "a in (", "=", "a=b=c", ",", "a,", "a b", "a=b c", "!!a", "a/b/c"] {
+        for wrong in [
+            "a in", "a in (", "=", "a=b=c", ",", "a,", "a b", "a=b c", "!!a", "a/b/c",
+        ] {
             assert!(LabelSelector::parse(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(LabelSelector::parse("a in").unwrap_err().to_string(), "found '' expected: '('");
+        assert_eq!(
+            LabelSelector::parse("a in").unwrap_err().to_string(),
+            "found '' expected: '('"
+        );
     }
 
     fn requirement() -> impl Strategy<Value = Requirement> {
@@ -276,7 +327,9 @@ mod tests {
             values().prop_map(Test::NotIn),
         ];
         (key, test)
-            .prop_filter("a key is not two dots in a row", |(key, _)| !key.contains(".."))
+            .prop_filter("a key is not two dots in a row", |(key, _)| {
+                !key.contains("..")
+            })
             .prop_map(|(key, test)| Requirement { key, test })
     }
 

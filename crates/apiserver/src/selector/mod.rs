@@ -18,8 +18,9 @@ pub(crate) struct Selector {
 
 impl Selector {
     pub(crate) fn parse(kind: &Kind, labels: &str, fields: &str) -> Result<Selector, Status> {
-        let labels = LabelSelector::parse(labels)
-            .map_err(|error| Status::bad_request(format!("unable to parse requirement: {error}")))?;
+        let labels = LabelSelector::parse(labels).map_err(|error| {
+            Status::bad_request(format!("unable to parse requirement: {error}"))
+        })?;
         let fields =
             FieldSelector::parse(fields).map_err(|error| Status::bad_request(error.to_string()))?;
         fields.check(kind)?;

@@ -46,7 +46,10 @@ pub(super) struct Loaded {
 impl StoreFile {
     /// Opens the file, or makes an empty one.
     pub(super) fn open(path: &Path, kinds: &'static [Kind]) -> Result<(StoreFile, Loaded), Error> {
-        if !path.try_exists().map_err(|source| unreachable(path, source))? {
+        if !path
+            .try_exists()
+            .map_err(|source| unreachable(path, source))?
+        {
             create(path)?;
         }
         let file = OpenOptions::new()
@@ -56,11 +59,17 @@ impl StoreFile {
             .map_err(|source| unreachable(path, source))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(Error::InUse { path: path.to_path_buf() }),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::InUse {
+                    path: path.to_path_buf(),
+                });
+            }
             Err(TryLockError::Error(source)) => return Err(unreachable(path, source)),
         }
         inspect(path, &file, kinds)?;
-        let database = builder().create_file(file).map_err(|error| refused(path, error))?;
+        let database = builder()
+            .create_file(file)
+            .map_err(|error| refused(path, error))?;
         let loaded = load(&database, path, kinds)?;
         Ok((StoreFile { database }, loaded))
     }
@@ -82,7 +91,9 @@ impl StoreFile {
                     None => objects.remove(key.as_str())?,
                 };
             }
-            transaction.open_table(META)?.insert(REVISION_KEY, revision)?;
+            transaction
+                .open_table(META)?
+                .insert(REVISION_KEY, revision)?;
         }
         transaction.commit()?;
         Ok(())
@@ -123,24 +134,40 @@ fn beside(path: &Path) -> PathBuf {
 /// Decides whether the file is a whole store, without changing it.
 fn inspect(path: &Path, file: &File, kinds: &'static [Kind]) -> Result<(), Error> {
     let mut magic = [0; MAGIC.len()];
-    let length = file.metadata().map_err(|source| unreachable(path, source))?.len();
+    let length = file
+        .metadata()
+        .map_err(|source| unreachable(path, source))?
+        .len();
     if length == 0 {
         return Err(damaged(path, Damage::Truncated));
     }
     match file.read_exact_at(&mut magic, 0) {
         Ok(()) if magic == *MAGIC => {}
-        Ok(()) => return Err(Error::Foreign { path: path.to_path_buf() }),
+        Ok(()) => {
+            return Err(Error::Foreign {
+                path: path.to_path_buf(),
+            });
+        }
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(Error::Foreign { path: path.to_path_buf() });
+            return Err(Error::Foreign {
+                path: path.to_path_buf(),
+            });
         }
         Err(source) => return Err(unreachable(path, source)),
     }
-    let view = file.try_clone().and_then(Overlay::new).map_err(|source| unreachable(path, source))?;
+    let view = file
+        .try_clone()
+        .and_then(Overlay::new)
+        .map_err(|source| unreachable(path, source))?;
     // The library asserts what it believes of its own pages; on a damaged file an assertion may not hold.
     let looked = catch_unwind(AssertUnwindSafe(|| -> Result<(), Error> {
-        let mut database =
-            builder().create_with_backend(view).map_err(|error| refused(path, error))?;
-        if !database.check_integrity().map_err(|error| refused(path, error))? {
+        let mut database = builder()
+            .create_with_backend(view)
+            .map_err(|error| refused(path, error))?;
+        if !database
+            .check_integrity()
+            .map_err(|error| refused(path, error))?
+        {
             return Err(damaged(path, Damage::Checksum));
         }
         load(&database, path, kinds).map(|_| ())
@@ -149,19 +176,36 @@ fn inspect(path: &Path, file: &File, kinds: &'static [Kind]) -> Result<(), Error
 }
 
 fn load(database: &Database, path: &Path, kinds: &'static [Kind]) -> Result<Loaded, Error> {
-    let transaction = database.begin_read().map_err(|error| wrong(path, error.into()))?;
-    let meta = transaction.open_table(META).map_err(|error| missing(path, error))?;
+    let transaction = database
+        .begin_read()
+        .map_err(|error| wrong(path, error.into()))?;
+    let meta = transaction
+        .open_table(META)
+        .map_err(|error| missing(path, error))?;
     let number = |key| -> Result<Option<u64>, Error> {
         let found = meta.get(key).map_err(|error| wrong(path, error.into()))?;
         Ok(found.map(|guard| guard.value()))
     };
-    let entry = |key: &str| damaged(path, Damage::Entry { key: key.to_owned() });
+    let entry = |key: &str| {
+        damaged(
+            path,
+            Damage::Entry {
+                key: key.to_owned(),
+            },
+        )
+    };
     let found = number(FORMAT_KEY)?.ok_or_else(|| entry(FORMAT_KEY))?;
     if found > FORMAT {
-        return Err(Error::Newer { path: path.to_path_buf(), found, known: FORMAT });
+        return Err(Error::Newer {
+            path: path.to_path_buf(),
+            found,
+            known: FORMAT,
+        });
     }
     let revision = number(REVISION_KEY)?.ok_or_else(|| entry(REVISION_KEY))?;
-    let table = transaction.open_table(OBJECTS).map_err(|error| missing(path, error))?;
+    let table = transaction
+        .open_table(OBJECTS)
+        .map_err(|error| missing(path, error))?;
     let mut objects = Vec::new();
     for row in table.iter().map_err(|error| wrong(path, error.into()))? {
         let (key, value) = row.map_err(|error| wrong(path, error.into()))?;
@@ -178,16 +222,24 @@ fn builder() -> redb::Builder {
 }
 
 fn unreachable(path: &Path, source: io::Error) -> Error {
-    Error::Unreachable { path: path.to_path_buf(), source }
+    Error::Unreachable {
+        path: path.to_path_buf(),
+        source,
+    }
 }
 
 fn damaged(path: &Path, damage: Damage) -> Error {
-    Error::Damaged { path: path.to_path_buf(), damage }
+    Error::Damaged {
+        path: path.to_path_buf(),
+        damage,
+    }
 }
 
 fn refused(path: &Path, error: redb::DatabaseError) -> Error {
     match error {
-        redb::DatabaseError::DatabaseAlreadyOpen => Error::InUse { path: path.to_path_buf() },
+        redb::DatabaseError::DatabaseAlreadyOpen => Error::InUse {
+            path: path.to_path_buf(),
+        },
         other => wrong(path, other.into()),
     }
 }
@@ -198,7 +250,9 @@ fn missing(path: &Path, error: redb::TableError) -> Error {
         redb::TableError::TableDoesNotExist(_)
         | redb::TableError::TableTypeMismatch { .. }
         | redb::TableError::TableIsMultimap(_)
-        | redb::TableError::TableIsNotMultimap(_) => Error::Foreign { path: path.to_path_buf() },
+        | redb::TableError::TableIsNotMultimap(_) => Error::Foreign {
+            path: path.to_path_buf(),
+        },
         other => wrong(path, other.into()),
     }
 }

@@ -27,7 +27,10 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new(namespace: &str, name: &str) -> Place {
-        Place { namespace: namespace.into(), name: name.into() }
+        Place {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
     }
 }
 
@@ -40,20 +43,28 @@ pub(crate) struct Id {
 
 impl Id {
     pub(crate) fn new(kind: usize, namespace: &str, name: &str) -> Id {
-        Id { kind, place: Place::new(namespace, name) }
+        Id {
+            kind,
+            place: Place::new(namespace, name),
+        }
     }
 
     /// The key in the file: `plural.group/namespace/name`.
     pub(super) fn to_key(&self, kinds: &[Kind]) -> String {
         let kind = &kinds[self.kind];
-        format!("{}.{}/{}/{}", kind.plural, kind.group, self.place.namespace, self.place.name)
+        format!(
+            "{}.{}/{}/{}",
+            kind.plural, kind.group, self.place.namespace, self.place.name
+        )
     }
 
     pub(super) fn from_key(kinds: &[Kind], key: &str) -> Option<Id> {
         let mut parts = key.splitn(3, '/');
         let (plural, group) = parts.next()?.split_once('.')?;
         let (namespace, name) = (parts.next()?, parts.next()?);
-        let kind = kinds.iter().position(|kind| kind.plural == plural && kind.group == group)?;
+        let kind = kinds
+            .iter()
+            .position(|kind| kind.plural == plural && kind.group == group)?;
         Some(Id::new(kind, namespace, name))
     }
 }
@@ -117,7 +128,10 @@ impl Stored {
             owners: meta
                 .owner_references
                 .into_iter()
-                .map(|owner| Owner { uid: owner.uid, blocks: owner.block_owner_deletion })
+                .map(|owner| Owner {
+                    uid: owner.uid,
+                    blocks: owner.block_owner_deletion,
+                })
                 .collect(),
             deleting: meta.deletion_timestamp.is_some(),
             json,
@@ -131,7 +145,10 @@ impl Stored {
     }
 
     pub(crate) fn label(&self, key: &str) -> Option<&str> {
-        self.labels.iter().find(|(have, _)| &**have == key).map(|(_, value)| &**value)
+        self.labels
+            .iter()
+            .find(|(have, _)| &**have == key)
+            .map(|(_, value)| &**value)
     }
 }
 
@@ -158,7 +175,11 @@ pub(crate) struct Ring {
 
 impl Ring {
     fn new(forgotten: u64) -> Ring {
-        Ring { events: VecDeque::new(), bytes: 0, forgotten }
+        Ring {
+            events: VecDeque::new(),
+            bytes: 0,
+            forgotten,
+        }
     }
 
     fn push(&mut self, event: Event) {
@@ -179,7 +200,9 @@ impl Ring {
         if revision < self.forgotten {
             return None;
         }
-        let start = self.events.partition_point(|event| event.revision <= revision);
+        let start = self
+            .events
+            .partition_point(|event| event.revision <= revision);
         Some(self.events.range(start..).take(count).cloned().collect())
     }
 }
@@ -202,7 +225,10 @@ pub(crate) struct State {
 
 impl State {
     pub(super) fn new(kinds: &[Kind], revision: u64) -> State {
-        let table = |_| Table { objects: BTreeMap::new(), ring: Ring::new(revision) };
+        let table = |_| Table {
+            objects: BTreeMap::new(),
+            ring: Ring::new(revision),
+        };
         State {
             revision,
             tables: kinds.iter().map(table).collect(),
@@ -230,7 +256,9 @@ impl State {
         self.tables[kind]
             .objects
             .range((start, Bound::Unbounded))
-            .take_while(move |(place, _)| namespace.is_none_or(|wanted| *place.namespace == *wanted))
+            .take_while(move |(place, _)| {
+                namespace.is_none_or(|wanted| *place.namespace == *wanted)
+            })
     }
 
     pub(crate) fn with_uid(&self, uid: &str) -> Option<&Id> {
@@ -262,7 +290,10 @@ impl State {
         if let Some(stored) = stored {
             self.by_uid.insert(stored.uid.clone(), id.clone());
             for owner in &stored.owners {
-                self.dependents.entry(owner.uid.clone()).or_default().insert(id.clone());
+                self.dependents
+                    .entry(owner.uid.clone())
+                    .or_default()
+                    .insert(id.clone());
             }
         }
     }
@@ -287,7 +318,13 @@ mod tests {
             owners: Box::new([]),
             deleting: false,
         };
-        Event { revision, place: Place::new("", "x"), old: None, new: Arc::new(stored), removed: false }
+        Event {
+            revision,
+            place: Place::new("", "x"),
+            old: None,
+            new: Arc::new(stored),
+            removed: false,
+        }
     }
 
     #[test]

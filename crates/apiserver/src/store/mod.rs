@@ -103,12 +103,19 @@ impl Store {
         }
         let shared = Arc::new(Shared {
             kinds,
-            signals: kinds.iter().map(|_| watch::channel(loaded.revision).0).collect(),
+            signals: kinds
+                .iter()
+                .map(|_| watch::channel(loaded.revision).0)
+                .collect(),
             state: RwLock::new(state),
             counters: Counters::default(),
         });
         let (queue, jobs) = mpsc::sync_channel(QUEUE_MAX);
-        let thread = Writer { file, shared: Arc::clone(&shared), jobs };
+        let thread = Writer {
+            file,
+            shared: Arc::clone(&shared),
+            jobs,
+        };
         thread.first(first).map_err(|status| Error::Unwritable {
             path: path.to_path_buf(),
             source: io::Error::other(status.message),
@@ -117,7 +124,11 @@ impl Store {
             .name("trellis-store".to_owned())
             .spawn(move || thread.run())
             .map_err(|source| Error::NoThread { source })?;
-        Ok(Store { shared, queue: Some(queue), writer: Some(writer) })
+        Ok(Store {
+            shared,
+            queue: Some(queue),
+            writer: Some(writer),
+        })
     }
 
     /// Runs `change` on the writer thread and returns once its batch is durable.
@@ -127,7 +138,9 @@ impl Store {
     ) -> Result<T, Status> {
         let (job, answer) = writer::job(change);
         self.submit(job)?;
-        answer.await.unwrap_or_else(|oneshot::error::RecvError { .. }| Err(Status::store_closed()))
+        answer
+            .await
+            .unwrap_or_else(|oneshot::error::RecvError { .. }| Err(Status::store_closed()))
     }
 
     fn submit(&self, job: Job) -> Result<(), Status> {

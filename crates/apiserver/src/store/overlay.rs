@@ -31,7 +31,14 @@ impl Overlay {
     /// A view of `file` as it is now.
     pub(super) fn new(file: File) -> io::Result<Overlay> {
         let len = file.metadata()?.len();
-        Ok(Overlay { file, changed: Mutex::new(Changed { len, file_visible: len, blocks: BTreeMap::new() }) })
+        Ok(Overlay {
+            file,
+            changed: Mutex::new(Changed {
+                len,
+                file_visible: len,
+                blocks: BTreeMap::new(),
+            }),
+        })
     }
 
     fn changed(&self) -> MutexGuard<'_, Changed> {

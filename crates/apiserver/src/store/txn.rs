@@ -27,7 +27,10 @@ pub(super) struct Staged {
 impl Staged {
     /// Nothing yet, on top of a revision.
     pub(super) fn at(revision: u64) -> Staged {
-        Staged { revision, ..Staged::default() }
+        Staged {
+            revision,
+            ..Staged::default()
+        }
     }
 
     /// Adds the changes of a write that came later.
@@ -53,7 +56,12 @@ pub(crate) struct Txn<'a> {
 
 impl<'a> Txn<'a> {
     pub(super) fn new(kinds: &'static [Kind], base: &'a State, batch: &'a Staged) -> Txn<'a> {
-        Txn { kinds, base, batch, own: Staged::at(batch.revision) }
+        Txn {
+            kinds,
+            base,
+            batch,
+            own: Staged::at(batch.revision),
+        }
     }
 
     pub(super) fn into_staged(self) -> Staged {
@@ -66,7 +74,12 @@ impl<'a> Txn<'a> {
     }
 
     pub(crate) fn get(&self, id: &Id) -> Option<&Arc<Stored>> {
-        if let Some(staged) = self.own.objects.get(id).or_else(|| self.batch.objects.get(id)) {
+        if let Some(staged) = self
+            .own
+            .objects
+            .get(id)
+            .or_else(|| self.batch.objects.get(id))
+        {
             return staged.as_ref();
         }
         self.base.get(id)
@@ -91,24 +104,44 @@ impl<'a> Txn<'a> {
     }
 
     fn stage(&mut self, id: &Id, old: Option<Arc<Stored>>, new: Arc<Stored>, removed: bool) {
-        if !removed && new.owners.iter().any(|owner| self.with_uid(&owner.uid).is_none()) {
+        if !removed
+            && new
+                .owners
+                .iter()
+                .any(|owner| self.with_uid(&owner.uid).is_none())
+        {
             self.own.suspects.push(id.clone());
         }
         if !removed {
             self.own.uids.insert(new.uid.clone(), id.clone());
             for owner in &new.owners {
-                self.own.owned.entry(owner.uid.clone()).or_default().push(id.clone());
+                self.own
+                    .owned
+                    .entry(owner.uid.clone())
+                    .or_default()
+                    .push(id.clone());
             }
         }
-        self.own.objects.insert(id.clone(), (!removed).then(|| Arc::clone(&new)));
-        let event =
-            Event { revision: self.own.revision, place: id.place.clone(), old, new, removed };
+        self.own
+            .objects
+            .insert(id.clone(), (!removed).then(|| Arc::clone(&new)));
+        let event = Event {
+            revision: self.own.revision,
+            place: id.place.clone(),
+            old,
+            new,
+            removed,
+        };
         self.own.events.push((id.kind, event));
     }
 
     /// The object with this uid, wherever it is.
     pub(crate) fn with_uid(&self, uid: &str) -> Option<Id> {
-        let places = [self.own.uids.get(uid), self.batch.uids.get(uid), self.base.with_uid(uid)];
+        let places = [
+            self.own.uids.get(uid),
+            self.batch.uids.get(uid),
+            self.base.with_uid(uid),
+        ];
         let has_it = |id: &&Id| self.get(id).is_some_and(|stored| *stored.uid == *uid);
         places.into_iter().flatten().find(has_it).cloned()
     }
@@ -116,7 +149,10 @@ impl<'a> Txn<'a> {
     /// The objects that name `uid` as an owner.
     pub(crate) fn dependents(&self, uid: &str) -> Vec<Id> {
         let owned = |stored: &Arc<Stored>| stored.owners.iter().any(|owner| *owner.uid == *uid);
-        let staged = [self.own.owned.get(uid), self.batch.owned.get(uid)].into_iter().flatten().flatten();
+        let staged = [self.own.owned.get(uid), self.batch.owned.get(uid)]
+            .into_iter()
+            .flatten()
+            .flatten();
         let mut ids: Vec<Id> = self.base.dependents(uid).chain(staged).cloned().collect();
         ids.sort();
         ids.dedup();
@@ -129,8 +165,11 @@ impl<'a> Txn<'a> {
         let within = |id: &Id| {
             id.kind == kind && namespace.is_none_or(|wanted| *id.place.namespace == *wanted)
         };
-        let mut places: Vec<Place> =
-            self.base.range(kind, namespace, None).map(|(place, _)| place.clone()).collect();
+        let mut places: Vec<Place> = self
+            .base
+            .range(kind, namespace, None)
+            .map(|(place, _)| place.clone())
+            .collect();
         let staged = self.own.objects.keys().chain(self.batch.objects.keys());
         places.extend(staged.filter(|id| within(id)).map(|id| id.place.clone()));
         places.sort();
@@ -145,7 +184,13 @@ impl<'a> Txn<'a> {
     /// How many objects of a kind there are, or would be.
     pub(crate) fn count(&self, kind: usize) -> usize {
         self.base.tables[kind].objects.len()
-            + self.own.objects.keys().chain(self.batch.objects.keys()).filter(|id| id.kind == kind).count()
+            + self
+                .own
+                .objects
+                .keys()
+                .chain(self.batch.objects.keys())
+                .filter(|id| id.kind == kind)
+                .count()
     }
 
     /// Whether anything is left in a namespace.
@@ -153,8 +198,17 @@ impl<'a> Txn<'a> {
         let staged = self.own.objects.keys().chain(self.batch.objects.keys());
         let mut kinds = (0..self.kinds.len()).filter(|kind| self.kinds[*kind].namespaced);
         let left_over = kinds.any(|kind| {
-            let mut places = self.base.range(kind, Some(namespace), None).map(|(place, _)| place);
-            places.any(|place| self.get(&Id { kind, place: place.clone() }).is_some())
+            let mut places = self
+                .base
+                .range(kind, Some(namespace), None)
+                .map(|(place, _)| place);
+            places.any(|place| {
+                self.get(&Id {
+                    kind,
+                    place: place.clone(),
+                })
+                .is_some()
+            })
         });
         let mut staged = staged.filter(|id| *id.place.namespace == *namespace);
         !left_over && !staged.any(|id| self.get(id).is_some())
@@ -171,7 +225,11 @@ impl<'a> Txn<'a> {
 }
 
 fn seal(object: &mut Value, revision: u64) -> Stored {
-    meta::set(object, "resourceVersion", Value::String(revision.to_string()));
+    meta::set(
+        object,
+        "resourceVersion",
+        Value::String(revision.to_string()),
+    );
     // A tree of JSON values always serialises, and every object we hold has metadata.
     let json = serde_json::to_vec(object).expect("a JSON tree serialises");
     Stored::from_json(Bytes::from(json)).expect("a stored object has metadata")

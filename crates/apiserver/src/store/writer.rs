@@ -36,8 +36,11 @@ pub(super) fn job<T: Send + 'static>(
     let (sender, receiver) = oneshot::channel();
     let run = move |txn: &mut Txn<'_>| {
         // A panic is our own bug; it must not take the other writers' thread with it.
-        let result = catch_unwind(AssertUnwindSafe(|| change(txn)))
-            .unwrap_or_else(|_| Err(Status::internal("a write stumbled over a bug; the log has the place")));
+        let result = catch_unwind(AssertUnwindSafe(|| change(txn))).unwrap_or_else(|_| {
+            Err(Status::internal(
+                "a write stumbled over a bug; the log has the place",
+            ))
+        });
         let refused = result.is_err();
         let answer = move |failed: Option<Status>| {
             let result = match failed {
@@ -47,7 +50,10 @@ pub(super) fn job<T: Send + 'static>(
             // A caller that has gone away does not need its answer.
             let _ = sender.send(result);
         };
-        Finish { refused, answer: Box::new(answer) }
+        Finish {
+            refused,
+            answer: Box::new(answer),
+        }
     };
     (Job(Box::new(run)), receiver)
 }
@@ -75,7 +81,10 @@ impl Writer {
         loop {
             let mut batch: Vec<Job> = follow_up.take().into_iter().collect();
             if batch.is_empty() {
-                match self.jobs.recv_timeout(expire_at.saturating_duration_since(Instant::now())) {
+                match self
+                    .jobs
+                    .recv_timeout(expire_at.saturating_duration_since(Instant::now()))
+                {
                     Ok(job) => batch.push(job),
                     Err(mpsc::RecvTimeoutError::Timeout) => {}
                     Err(mpsc::RecvTimeoutError::Disconnected) => return,
@@ -105,7 +114,9 @@ impl Writer {
     ) -> Result<(), Status> {
         let (job, mut answer) = job(change);
         self.write(vec![job]);
-        answer.try_recv().unwrap_or_else(|_| Err(Status::store_closed()))
+        answer
+            .try_recv()
+            .unwrap_or_else(|_| Err(Status::store_closed()))
     }
 
     /// Runs a batch; what it returns has been shown to the world.
@@ -120,7 +131,10 @@ impl Writer {
             .objects
             .iter()
             .map(|(id, stored)| (id, stored.as_ref().map(|stored| &stored.json[..])));
-        if let Err(error) = self.file.commit(self.shared.kinds, staged.revision, changes) {
+        if let Err(error) = self
+            .file
+            .commit(self.shared.kinds, staged.revision, changes)
+        {
             tracing::error!(%error, "a batch of writes could not be made durable");
             answer(finishes, Some(&error.to_string()));
             return Staged::default();
@@ -156,7 +170,11 @@ impl Writer {
     fn publish(&self, staged: &mut Staged) {
         let mut newest: Vec<Option<u64>> = vec![None; self.shared.kinds.len()];
         {
-            let mut state = self.shared.state.write().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self
+                .shared
+                .state
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
             for (id, stored) in std::mem::take(&mut staged.objects) {
                 state.set(&id, stored);
             }

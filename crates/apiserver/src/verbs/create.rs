@@ -27,5 +27,9 @@ pub(crate) async fn create(call: Call<'_>, body: Bytes) -> Result<Answer, Status
         }
         Ok(stored)
     });
-    Ok(Answer::object(StatusCode::CREATED, &*stored.await?, warnings))
+    Ok(Answer::object(
+        StatusCode::CREATED,
+        &*stored.await?,
+        warnings,
+    ))
 }

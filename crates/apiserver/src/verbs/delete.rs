@@ -17,7 +17,12 @@ use crate::store::memory::Stored;
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
 
 /// Kinds of which Kubernetes answers the deleted object itself.
-const SHOWN: [&str; 4] = ["pods", "persistentvolumeclaims", "persistentvolumes", "storageclasses"];
+const SHOWN: [&str; 4] = [
+    "pods",
+    "persistentvolumeclaims",
+    "persistentvolumes",
+    "storageclasses",
+];
 
 /// How to delete.
 #[derive(Clone, Debug)]
@@ -49,12 +54,23 @@ struct Preconditions {
 impl Options {
     /// Reads the options from the body and the query.
     pub(crate) fn read(query: &Query, content_type: &str, body: &[u8]) -> Result<Options, Status> {
-        let value = if body.is_empty() { json!({}) } else { parse_body(content_type, body)? };
-        let wire: Wire = serde_json::from_value(value)
-            .map_err(|error| Status::bad_request(format!("the delete options cannot be read: {error}")))?;
-        let grace = query.get("gracePeriodSeconds").parse::<i64>().ok().or(wire.grace_period_seconds);
+        let value = if body.is_empty() {
+            json!({})
+        } else {
+            parse_body(content_type, body)?
+        };
+        let wire: Wire = serde_json::from_value(value).map_err(|error| {
+            Status::bad_request(format!("the delete options cannot be read: {error}"))
+        })?;
+        let grace = query
+            .get("gracePeriodSeconds")
+            .parse::<i64>()
+            .ok()
+            .or(wire.grace_period_seconds);
         if grace.is_some_and(|seconds| seconds < 0) {
-            return Err(Status::bad_request("gracePeriodSeconds must not be negative"));
+            return Err(Status::bad_request(
+                "gracePeriodSeconds must not be negative",
+            ));
         }
         let policy = match query.get("propagationPolicy") {
             "" => wire.propagation_policy,
@@ -77,7 +93,10 @@ impl Options {
 
     fn check(&self, kind: &Kind, name: &str, stored: &Stored) -> Result<(), Status> {
         let refused = |why: String| {
-            let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", kind.kind);
+            let message = format!(
+                "Operation cannot be fulfilled on {} {name:?}: {why}",
+                kind.kind
+            );
             let mut status = Status::conflict(kind, name, "");
             status.message = message;
             status.details["kind"] = json!(kind.kind);
@@ -90,7 +109,11 @@ impl Options {
             ));
         }
         let version = stored.revision.to_string();
-        if let Some(wanted) = self.resource_version.as_deref().filter(|wanted| **wanted != *version) {
+        if let Some(wanted) = self
+            .resource_version
+            .as_deref()
+            .filter(|wanted| **wanted != *version)
+        {
             return refused(format!(
                 "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
             ));
@@ -103,8 +126,9 @@ fn unknown_policy(policy: &str) -> Status {
     let why = format!(
         "Unsupported value: {policy:?}: supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\""
     );
-    let mut status =
-        Status::unprocessable(format!("DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: {why}"));
+    let mut status = Status::unprocessable(format!(
+        "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: {why}"
+    ));
     status.details = json!({
         "group": "meta.k8s.io",
         "kind": "DeleteOptions",
@@ -121,12 +145,19 @@ pub(crate) async fn delete(call: Call<'_>, body: Bytes) -> Result<Answer, Status
     }
     let options = Options::read(&call.query, call.header(http::header::CONTENT_TYPE), &body)?;
     if kind.plural == "namespaces" && IMMORTAL.contains(&&*id.place.name) {
-        return Err(Status::forbidden(kind, &id.place.name, "this namespace may not be deleted"));
+        return Err(Status::forbidden(
+            kind,
+            &id.place.name,
+            "this namespace may not be deleted",
+        ));
     }
     let now = meta::time(jiff::Timestamp::now());
     let json = call.store.write(move |txn| {
         let name = &*id.place.name;
-        let stored = txn.get(&id).ok_or_else(|| Status::not_found(kind, name))?.clone();
+        let stored = txn
+            .get(&id)
+            .ok_or_else(|| Status::not_found(kind, name))?
+            .clone();
         options.check(kind, name, &stored)?;
         let mut sweep = Sweep::new(&now);
         let (last, gone) = sweep
@@ -141,7 +172,11 @@ pub(crate) async fn delete(call: Call<'_>, body: Bytes) -> Result<Answer, Status
             false => last.json.clone(),
         })
     });
-    Ok(Answer { code: StatusCode::OK, json: json.await?, warnings: Vec::new() })
+    Ok(Answer {
+        code: StatusCode::OK,
+        json: json.await?,
+        warnings: Vec::new(),
+    })
 }
 
 fn serialised(value: &Value) -> Bytes {

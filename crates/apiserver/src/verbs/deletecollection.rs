@@ -16,8 +16,11 @@ pub(crate) async fn delete_collection(call: Call<'_>, body: Bytes) -> Result<Ans
         return Err(Status::method_not_allowed());
     }
     let options = Options::read(&call.query, call.header(http::header::CONTENT_TYPE), &body)?;
-    let selector =
-        Selector::parse(kind, call.query.get("labelSelector"), call.query.get("fieldSelector"))?;
+    let selector = Selector::parse(
+        kind,
+        call.query.get("labelSelector"),
+        call.query.get("fieldSelector"),
+    )?;
     let index = call.target.kind;
     let namespace = call.target.namespace.clone();
     let now = meta::time(jiff::Timestamp::now());

@@ -10,7 +10,11 @@ pub(crate) fn get(call: &Call<'_>) -> Result<Answer, Status> {
     let kind = call.kind();
     let id = call.id()?;
     let state = call.store.shared.read();
-    if let Some(wanted) = call.query.number("resourceVersion")?.filter(|wanted| *wanted > state.revision) {
+    if let Some(wanted) = call
+        .query
+        .number("resourceVersion")?
+        .filter(|wanted| *wanted > state.revision)
+    {
         return Err(Status::future_revision(wanted, state.revision));
     }
     let stored = state.get(&id).cloned();
@@ -21,7 +25,13 @@ pub(crate) fn get(call: &Call<'_>) -> Result<Answer, Status> {
     }
     let include = include_object(call)?;
     let meta = json!({ "resourceVersion": stored.revision.to_string() });
-    let table = table::render(kind, &[stored.value()], meta, include, jiff::Timestamp::now());
+    let table = table::render(
+        kind,
+        &[stored.value()],
+        meta,
+        include,
+        jiff::Timestamp::now(),
+    );
     Ok(Answer::ok(table.to_string()))
 }
 

@@ -32,7 +32,9 @@ pub(crate) fn list(call: &Call<'_>) -> Result<Answer, Status> {
     let selector = Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))?;
     let token = Token::parse(query.get("continue"))?;
     let limit = query.number("limit")?.filter(|limit| *limit > 0);
-    let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let limit = limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    });
     let wanted = query.number("resourceVersion")?;
     let state = call.store.shared.read();
     if let Some(wanted) = wanted.filter(|wanted| *wanted > state.revision) {
@@ -44,7 +46,9 @@ pub(crate) fn list(call: &Call<'_>) -> Result<Answer, Status> {
         (None, Some(wanted)) if exact => wanted,
         _ => state.revision,
     };
-    let after = token.as_ref().map(|token| Place::new(&token.namespace, &token.name));
+    let after = token
+        .as_ref()
+        .map(|token| Place::new(&token.namespace, &token.name));
     let namespace = call.target.namespace.as_deref();
     let mut page = Vec::new();
     let mut more = 0_usize;
@@ -62,13 +66,23 @@ pub(crate) fn list(call: &Call<'_>) -> Result<Answer, Status> {
 
     let mut meta = json!({ "resourceVersion": at.to_string() });
     if let Some((last, _)) = page.last().filter(|_| more > 0) {
-        let token = Token { revision: at, namespace: last.namespace.to_string(), name: last.name.to_string() };
+        let token = Token {
+            revision: at,
+            namespace: last.namespace.to_string(),
+            name: last.name.to_string(),
+        };
         meta["continue"] = json!(token.to_text());
         meta["remainingItemCount"] = json!(more);
     }
     if table::wanted(call.header(http::header::ACCEPT)) {
         let objects: Vec<Value> = page.iter().map(|(_, stored)| stored.value()).collect();
-        let table = table::render(kind, &objects, meta, include_object(call)?, jiff::Timestamp::now());
+        let table = table::render(
+            kind,
+            &objects,
+            meta,
+            include_object(call)?,
+            jiff::Timestamp::now(),
+        );
         return Ok(Answer::ok(table.to_string()));
     }
     let head = format!(
@@ -97,7 +111,9 @@ fn at_revision(
     namespace: Option<&str>,
     after: Option<&Place>,
 ) -> Result<Vec<(Place, Arc<Stored>)>, Status> {
-    let now = state.range(kind, namespace, after).map(|(place, stored)| (place.clone(), Arc::clone(stored)));
+    let now = state
+        .range(kind, namespace, after)
+        .map(|(place, stored)| (place.clone(), Arc::clone(stored)));
     if revision == state.revision {
         return Ok(now.collect());
     }
@@ -132,7 +148,9 @@ impl Token {
             u8::from_str_radix(pair, 16).ok()
         });
         let bytes: Vec<u8> = digits.collect::<Option<_>>().ok_or_else(invalid)?;
-        serde_json::from_slice(&bytes).map(Some).map_err(|_| invalid())
+        serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|_| invalid())
     }
 
     fn to_text(&self) -> String {

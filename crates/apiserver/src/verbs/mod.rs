@@ -43,11 +43,19 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn object(code: StatusCode, stored: &Stored, warnings: Vec<String>) -> Answer {
-        Answer { code, json: stored.json.clone(), warnings }
+        Answer {
+            code,
+            json: stored.json.clone(),
+            warnings,
+        }
     }
 
     pub(crate) fn ok(json: impl Into<Bytes>) -> Answer {
-        Answer { code: StatusCode::OK, json: json.into(), warnings: Vec::new() }
+        Answer {
+            code: StatusCode::OK,
+            json: json.into(),
+            warnings: Vec::new(),
+        }
     }
 }
 
@@ -57,12 +65,19 @@ impl Call<'_> {
     }
 
     pub(crate) fn header(&self, name: http::header::HeaderName) -> &str {
-        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+        self.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
     }
 
     /// The one object that the path names.
     pub(crate) fn id(&self) -> Result<Id, Status> {
-        let name = self.target.name.as_deref().ok_or_else(Status::method_not_allowed)?;
+        let name = self
+            .target
+            .name
+            .as_deref()
+            .ok_or_else(Status::method_not_allowed)?;
         Ok(Id::new(self.target.kind, self.target.namespace_key(), name))
     }
 
@@ -71,7 +86,10 @@ impl Call<'_> {
         let agent = self.header(http::header::USER_AGENT);
         let program = agent.split(['/', ' ']).next().unwrap_or_default();
         let named = [self.query.get("fieldManager"), program, UNKNOWN_MANAGER];
-        let manager = named.into_iter().find(|name| !name.is_empty()).unwrap_or(UNKNOWN_MANAGER);
+        let manager = named
+            .into_iter()
+            .find(|name| !name.is_empty())
+            .unwrap_or(UNKNOWN_MANAGER);
         let cut = manager.floor_char_boundary(MANAGER_BYTES_MAX.min(manager.len()));
         Writer {
             manager: manager[..cut].to_owned(),

@@ -46,7 +46,10 @@ pub(crate) async fn patch(call: Call<'_>, body: Bytes) -> Result<Answer, Status>
     };
     let done = call.store.write(move |txn| {
         let done = match &job.patch {
-            Patch::Apply { configuration, force } => job.server_side_apply(txn, configuration, *force),
+            Patch::Apply {
+                configuration,
+                force,
+            } => job.server_side_apply(txn, configuration, *force),
             _ => job.lay_over(txn),
         }?;
         if dry_run {
@@ -54,30 +57,43 @@ pub(crate) async fn patch(call: Call<'_>, body: Bytes) -> Result<Answer, Status>
         }
         Ok(done)
     });
-    let Done { stored, created, warnings } = done.await?;
-    let code = if created { StatusCode::CREATED } else { StatusCode::OK };
+    let Done {
+        stored,
+        created,
+        warnings,
+    } = done.await?;
+    let code = if created {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
     Ok(Answer::object(code, &stored, warnings))
 }
 
 fn read(call: &Call<'_>, body: &[u8]) -> Result<Patch, Status> {
-    let malformed = |error: &dyn std::fmt::Display| Status::bad_request(format!("error decoding patch: {error}"));
+    let malformed = |error: &dyn std::fmt::Display| {
+        Status::bad_request(format!("error decoding patch: {error}"))
+    };
     match media_type(call.header(http::header::CONTENT_TYPE)) {
-        "application/json-patch+json" => {
-            serde_json::from_slice(body).map(Patch::Json).map_err(|error| malformed(&error))
-        }
-        "application/merge-patch+json" => {
-            serde_json::from_slice(body).map(Patch::Merge).map_err(|error| malformed(&error))
-        }
-        "application/strategic-merge-patch+json" => {
-            serde_json::from_slice(body).map(Patch::Strategic).map_err(|error| malformed(&error))
-        }
+        "application/json-patch+json" => serde_json::from_slice(body)
+            .map(Patch::Json)
+            .map_err(|error| malformed(&error)),
+        "application/merge-patch+json" => serde_json::from_slice(body)
+            .map(Patch::Merge)
+            .map_err(|error| malformed(&error)),
+        "application/strategic-merge-patch+json" => serde_json::from_slice(body)
+            .map(Patch::Strategic)
+            .map_err(|error| malformed(&error)),
         "application/apply-patch+yaml" => {
             if call.query.get("fieldManager").is_empty() {
                 return Err(missing_manager());
             }
             let mut configuration = parse_yaml(body)?;
             decode::identify(call.kind(), &mut configuration)?;
-            Ok(Patch::Apply { configuration, force: call.query.flag("force") })
+            Ok(Patch::Apply {
+                configuration,
+                force: call.query.flag("force"),
+            })
         }
         _ => Err(Status::unsupported_media_type(&[
             "application/json-patch+json",
@@ -105,14 +121,19 @@ fn missing_manager() -> Status {
 impl Job {
     fn lay_over(&self, txn: &mut Txn<'_>) -> Result<Done, Status> {
         let Job { kind, id, .. } = self;
-        let old = txn.get(id).ok_or_else(|| Status::not_found(kind, &id.place.name))?.value();
+        let old = txn
+            .get(id)
+            .ok_or_else(|| Status::not_found(kind, &id.place.name))?
+            .value();
         let mut patched = old.clone();
         self.patch.apply(kind, &mut patched)?;
         decode::identify(kind, &mut patched)?;
         let decoded = decode::normalise(kind, patched)?;
         if self.validation == FieldValidation::Strict && !decoded.unknown.is_empty() {
             let why = format!("strict decoding error: {}", decoded.unknown.join(", "));
-            return Err(Status::unprocessable(format!(" \"\" is invalid: patch: Invalid value: {why}")));
+            return Err(Status::unprocessable(format!(
+                " \"\" is invalid: patch: Invalid value: {why}"
+            )));
         }
         let replacement = Replacement {
             id,
@@ -122,14 +143,31 @@ impl Job {
             ownership: Ownership::Record,
         };
         let stored = pipeline::replace(txn, replacement, &self.writer)?;
-        let warnings = if self.validation == FieldValidation::Warn { decoded.unknown } else { Vec::new() };
-        Ok(Done { stored, created: false, warnings })
+        let warnings = if self.validation == FieldValidation::Warn {
+            decoded.unknown
+        } else {
+            Vec::new()
+        };
+        Ok(Done {
+            stored,
+            created: false,
+            warnings,
+        })
     }
 
-    fn server_side_apply(&self, txn: &mut Txn<'_>, sent: &Value, force: bool) -> Result<Done, Status> {
-        let Job { kind, id, writer, .. } = self;
+    fn server_side_apply(
+        &self,
+        txn: &mut Txn<'_>,
+        sent: &Value,
+        force: bool,
+    ) -> Result<Done, Status> {
+        let Job {
+            kind, id, writer, ..
+        } = self;
         let live = txn.get(id).map(|stored| stored.value());
-        if meta::get(sent, "managedFields").is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
+        if meta::get(sent, "managedFields")
+            .is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty()))
+        {
             return Err(Status::bad_request("metadata.managedFields must be nil"));
         }
         let configuration = self.configuration(sent, live.as_ref())?;
@@ -139,17 +177,36 @@ impl Job {
             }
             let new = managed::apply(kind, &json!({}), &configuration, force, writer)?;
             let new = decode::normalise(kind, named(kind, id, new))?.object;
-            let stored =
-                pipeline::insert(txn, id.kind, &id.place.namespace, new, writer, Ownership::Done)?;
-            return Ok(Done { stored, created: true, warnings: Vec::new() });
+            let stored = pipeline::insert(
+                txn,
+                id.kind,
+                &id.place.namespace,
+                new,
+                writer,
+                Ownership::Done,
+            )?;
+            return Ok(Done {
+                stored,
+                created: true,
+                warnings: Vec::new(),
+            });
         };
         check_preconditions(kind, id, sent, &old)?;
         let new = managed::apply(kind, &old, &configuration, force, writer)?;
         let new = decode::normalise(kind, new)?.object;
-        let replacement =
-            Replacement { id, old, new, to_status: self.to_status, ownership: Ownership::Done };
+        let replacement = Replacement {
+            id,
+            old,
+            new,
+            to_status: self.to_status,
+            ownership: Ownership::Done,
+        };
         let stored = pipeline::replace(txn, replacement, writer)?;
-        Ok(Done { stored, created: false, warnings: Vec::new() })
+        Ok(Done {
+            stored,
+            created: false,
+            warnings: Vec::new(),
+        })
     }
 
     /// The configuration in the kind's own form, with only the fields that the applier named.
@@ -168,7 +225,10 @@ impl Job {
         decode::identify(kind, &mut whole)?;
         let normal = decode::normalise(kind, whole)?;
         if let Some(first) = normal.unknown.first() {
-            let field = first.trim_start_matches("unknown field ").trim_matches('"').to_owned();
+            let field = first
+                .trim_start_matches("unknown field ")
+                .trim_matches('"')
+                .to_owned();
             return Err(Status::unexplained(format!(
                 "failed to create typed patch object ({}; {}, Kind={}): .{field}: field not declared in schema",
                 place(id),

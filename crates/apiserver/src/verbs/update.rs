@@ -19,9 +19,17 @@ pub(crate) async fn update(call: Call<'_>, body: Bytes) -> Result<Answer, Status
     let writer = call.writer();
     let to_status = call.target.status;
     let stored = call.store.write(move |txn| {
-        let old = txn.get(&id).ok_or_else(|| Status::not_found(kind, &id.place.name))?.value();
-        let replacement =
-            Replacement { id: &id, old, new, to_status, ownership: Ownership::Record };
+        let old = txn
+            .get(&id)
+            .ok_or_else(|| Status::not_found(kind, &id.place.name))?
+            .value();
+        let replacement = Replacement {
+            id: &id,
+            old,
+            new,
+            to_status,
+            ownership: Ownership::Record,
+        };
         let stored = pipeline::replace(txn, replacement, &writer)?;
         if dry_run {
             txn.discard();

@@ -54,24 +54,36 @@ struct Watch {
 /// How objects are shown.
 enum Form {
     Plain,
-    Table { include: IncludeObject, headings_sent: bool },
+    Table {
+        include: IncludeObject,
+        headings_sent: bool,
+    },
 }
 
 pub(crate) fn watch(call: &Call<'_>) -> Result<Frames, Status> {
     let kind = call.kind();
     let query = &call.query;
     let selector = Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))?;
-    let wanted = query.number("resourceVersion")?.filter(|wanted| *wanted > 0);
+    let wanted = query
+        .number("resourceVersion")?
+        .filter(|wanted| *wanted > 0);
     let stream_list = query.flag("sendInitialEvents");
     if stream_list && query.get("resourceVersionMatch") != "NotOlderThan" {
         return Err(Status::unprocessable(
             "ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan".to_owned(),
         ));
     }
-    let timeout = query.number("timeoutSeconds")?.filter(|seconds| *seconds > 0);
-    let timeout = timeout.map_or(DEFAULT_TIMEOUT, Duration::from_secs).min(TIMEOUT_MAX);
+    let timeout = query
+        .number("timeoutSeconds")?
+        .filter(|seconds| *seconds > 0);
+    let timeout = timeout
+        .map_or(DEFAULT_TIMEOUT, Duration::from_secs)
+        .min(TIMEOUT_MAX);
     let form = match table::wanted(call.header(http::header::ACCEPT)) {
-        true => Form::Table { include: include_object(call)?, headings_sent: false },
+        true => Form::Table {
+            include: include_object(call)?,
+            headings_sent: false,
+        },
         false => Form::Plain,
     };
     let shared = Arc::clone(&call.store.shared);
@@ -90,10 +102,13 @@ pub(crate) fn watch(call: &Call<'_>) -> Result<Frames, Status> {
         shared,
     };
     watch.start(wanted, stream_list)?;
-    Ok(Box::pin(futures::stream::unfold(watch, |mut watch| async move {
-        let frame = watch.next().await?;
-        Some((frame, watch))
-    })))
+    Ok(Box::pin(futures::stream::unfold(
+        watch,
+        |mut watch| async move {
+            let frame = watch.next().await?;
+            Some((frame, watch))
+        },
+    )))
 }
 
 impl Watch {
@@ -102,8 +117,13 @@ impl Watch {
     }
 
     fn selects(&self, place: &Place, stored: &Stored) -> bool {
-        self.namespace.as_deref().is_none_or(|wanted| *place.namespace == *wanted)
-            && self.name.as_deref().is_none_or(|wanted| *place.name == *wanted)
+        self.namespace
+            .as_deref()
+            .is_none_or(|wanted| *place.namespace == *wanted)
+            && self
+                .name
+                .as_deref()
+                .is_none_or(|wanted| *place.name == *wanted)
             && self.selector.matches(place, stored)
     }
 
@@ -152,8 +172,15 @@ impl Watch {
             match events {
                 None => {
                     self.ended = true;
-                    let status = Status::expired(format!("too old resource version: {} ({revision})", self.seen));
-                    envelope(&mut frame, "ERROR", status.to_value().to_string().as_bytes());
+                    let status = Status::expired(format!(
+                        "too old resource version: {} ({revision})",
+                        self.seen
+                    ));
+                    envelope(
+                        &mut frame,
+                        "ERROR",
+                        status.to_value().to_string().as_bytes(),
+                    );
                 }
                 Some(events) if events.is_empty() => {
                     if closed {
@@ -190,7 +217,11 @@ impl Watch {
 
     /// Shows an event as it looks through the selection: what leaves it is deleted, what enters it is added.
     fn event(&mut self, frame: &mut Vec<u8>, event: &Event) {
-        let before = event.old.as_ref().filter(|old| self.selects(&event.place, old)).cloned();
+        let before = event
+            .old
+            .as_ref()
+            .filter(|old| self.selects(&event.place, old))
+            .cloned();
         let after = !event.removed && self.selects(&event.place, &event.new);
         match (before, after) {
             (None, false) => {}
@@ -199,7 +230,11 @@ impl Watch {
             (Some(_), false) if event.removed => self.show(frame, "DELETED", &event.new.json),
             (Some(old), false) => {
                 let mut object = old.value();
-                meta::set(&mut object, "resourceVersion", json!(event.revision.to_string()));
+                meta::set(
+                    &mut object,
+                    "resourceVersion",
+                    json!(event.revision.to_string()),
+                );
                 self.show(frame, "DELETED", object.to_string().as_bytes());
             }
         }
@@ -209,10 +244,15 @@ impl Watch {
         let kind = self.kind();
         match &mut self.form {
             Form::Plain => envelope(frame, what, object),
-            Form::Table { include, headings_sent } => {
+            Form::Table {
+                include,
+                headings_sent,
+            } => {
                 let object: Value = serde_json::from_slice(object).unwrap_or_default();
-                let list_meta = json!({ "resourceVersion": meta::text(&object, "resourceVersion") });
-                let mut table = table::render(kind, &[object], list_meta, *include, jiff::Timestamp::now());
+                let list_meta =
+                    json!({ "resourceVersion": meta::text(&object, "resourceVersion") });
+                let mut table =
+                    table::render(kind, &[object], list_meta, *include, jiff::Timestamp::now());
                 if *headings_sent {
                     table["columnDefinitions"] = Value::Null;
                 }
@@ -224,11 +264,13 @@ impl Watch {
 
     fn bookmark(&self, frame: &mut Vec<u8>, initial_events_end: bool) {
         let kind = self.kind();
-        let mut metadata = json!({ "resourceVersion": self.seen.to_string(), "creationTimestamp": null });
+        let mut metadata =
+            json!({ "resourceVersion": self.seen.to_string(), "creationTimestamp": null });
         if initial_events_end {
             metadata["annotations"] = json!({ INITIAL_EVENTS_END: "true" });
         }
-        let object = json!({ "kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata });
+        let object =
+            json!({ "kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata });
         envelope(frame, "BOOKMARK", object.to_string().as_bytes());
     }
 }

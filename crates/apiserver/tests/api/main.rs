@@ -1,0 +1,12 @@
+//! The embedded API, driven from outside: through HTTP requests and through `kube::Client`.
+#![allow(clippy::unwrap_used)]
+
+mod client;
+mod deletion;
+mod durability;
+mod errors;
+mod ownership;
+mod support;
+mod validation;
+mod watching;
+mod writing;

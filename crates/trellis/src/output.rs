@@ -90,43 +90,27 @@ impl Table {
         for column in grid.column_iter_mut() {
             column.set_padding((0, COLUMN_GAP));
         }
-        let mut text = String::new();
-        for (index, line) in grid.lines().enumerate() {
-            let tone = index
-                .checked_sub(1)
-                .and_then(|row| self.tones.get(row).copied().flatten());
-            match tone.filter(|_| colours) {
-                Some(tone) => text.push_str(&self.painted(line.trim_end(), index - 1, tone)),
-                None => text.push_str(line.trim_end()),
-            }
+        let lines: Vec<String> = grid.lines().map(|line| line.trim_end().to_owned()).collect();
+        let header = lines.first().map(String::as_str).unwrap_or_default();
+        let start = self.toned.filter(|_| colours).and_then(|name| header.find(name));
+        let mut text = format!("{header}\n");
+        for (row, line) in lines.iter().skip(1).enumerate() {
+            let tone = self.tones.get(row).copied().flatten();
+            let painted = start.zip(tone).and_then(|(start, tone)| self.painted(line, row, start, tone));
+            text.push_str(painted.as_deref().unwrap_or(line));
             text.push('\n');
         }
         text
     }
 
-    /// The line with its toned cell in colour: the cell is the last text of the row that equals it, looked
-    /// for behind the columns before it, so that a name that contains the word stays plain.
-    fn painted(&self, line: &str, row: usize, tone: Tone) -> String {
-        let column = self
-            .toned
-            .and_then(|name| self.header.iter().position(|each| *each == name));
-        let cell = column.and_then(|column| Some((column, self.rows.get(row)?.get(column)?)));
-        let Some((column, cell)) = cell.filter(|(_, cell)| !cell.is_empty()) else {
-            return line.to_owned();
-        };
-        let before: usize = self.rows[row][..column].iter().map(String::len).sum();
-        let found = line
-            .get(before..)
-            .and_then(|rest| rest.find(cell.as_str()))
-            .map(|at| at + before);
-        match found {
-            Some(at) => {
-                let (head, rest) = line.split_at(at);
-                let (word, tail) = rest.split_at(cell.len());
-                format!("{head}{}{tail}", tone.paint(word))
-            }
-            None => line.to_owned(),
-        }
+    /// The line with its toned cell in colour. The cell stands below its header; where it does not,
+    /// because a name before it is wider than its characters, the line stays plain.
+    fn painted(&self, line: &str, row: usize, start: usize, tone: Tone) -> Option<String> {
+        let column = self.header.iter().position(|each| Some(*each) == self.toned)?;
+        let cell = self.rows.get(row)?.get(column)?;
+        let end = start + cell.len();
+        (line.get(start..end)? == cell.as_str())
+            .then(|| format!("{}{}{}", &line[..start], tone.paint(cell), &line[end..]))
     }
 }
 

@@ -1,0 +1,151 @@
+//! `trellis cancel`: calls off what is not committed of a growth, and says what was and was not undone.
+//!
+//! A cluster's API server takes no request back to exactly the size that a claim reports, only to one
+//! above it (it answers "field can not be less than status.capacity" to the size itself). So where
+//! nothing has been committed yet, the request is lowered to the next size that a volume can have.
+
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use serde::Serialize;
+use trellis_api::Bytes;
+use trellis_control::view::View;
+
+use super::patch;
+use crate::claim_view::{goal, growing, load, reported, requested};
+use crate::cli::{Cli, Global, OneClaim};
+use crate::connect::connect;
+use crate::output;
+
+/// Calls off a growth.
+pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
+    if verb.output.watch {
+        let text = "cancel answers once; follow the claim with `trellis ladder --watch`";
+        Cli::command().error(ErrorKind::ArgumentConflict, text).exit();
+    }
+    let service = connect(global).await?;
+    let view = load(&service, &verb.claim).await?;
+    let undoing = Undoing::of(&view);
+    if let (Undoing::Lower { to, .. }, Some(claim)) = (undoing, &view.claim) {
+        patch::request(&service, claim, to, false).await?;
+    }
+    let answer = Answer::new(&service.namespace, &verb.claim, &view, undoing);
+    let text = output::text(verb.output.output, &answer, |_| format!("{}\n", answer.message))?;
+    output::print(&text)
+}
+
+/// What can be undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Undoing {
+    /// No growth is under way.
+    Nothing,
+    /// All that was asked for is committed already, or is the least that can be asked for.
+    Committed,
+    /// The request can be lowered.
+    Lower {
+        /// To this size.
+        to: Bytes,
+        /// The size that some copy already has.
+        committed: Bytes,
+    },
+}
+
+impl Undoing {
+    fn of(view: &View) -> Undoing {
+        if !growing(view) {
+            return Undoing::Nothing;
+        }
+        let capacity = reported(view).unwrap_or_default();
+        let sizes = view.replicas.iter().filter_map(|each| each.status.as_ref()?.capacity);
+        let committed = sizes.max().unwrap_or_default().max(capacity);
+        let least = if committed > capacity {
+            Some(committed)
+        } else {
+            let above = capacity.checked_add(Bytes::new(1));
+            above.and_then(|above| above.checked_next_multiple_of(Bytes::MIB))
+        };
+        match least.filter(|to| *to < goal(view)) {
+            Some(to) => Undoing::Lower { to, committed },
+            None => Undoing::Committed,
+        }
+    }
+}
+
+/// What was and was not undone.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    claim: String,
+    namespace: String,
+    /// Whether the request was lowered.
+    changed: bool,
+    /// The size that was asked for before.
+    from: Option<Bytes>,
+    /// The size that is asked for now.
+    to: Option<Bytes>,
+    message: String,
+}
+
+impl Answer {
+    fn new(namespace: &str, claim: &str, view: &View, undoing: Undoing) -> Answer {
+        let from = requested(view);
+        let asked = from.unwrap_or_default();
+        let capacity = reported(view).unwrap_or_default();
+        let (changed, to, message) = match undoing {
+            Undoing::Nothing => {
+                let message = format!("claim {claim}: no growth is under way, so nothing was changed");
+                (false, from, message)
+            }
+            Undoing::Committed => {
+                let message = format!(
+                    "claim {claim}: nothing was undone; {asked} is committed already and nothing shrinks, so the growth goes on"
+                );
+                (false, from, message)
+            }
+            Undoing::Lower { to, committed } if committed > capacity => {
+                let message = format!(
+                    "claim {claim}: called off the growth to {asked}; {to} stays, since a copy already has it and nothing shrinks"
+                );
+                (true, Some(to), message)
+            }
+            Undoing::Lower { to, .. } => {
+                let message = format!(
+                    "claim {claim}: called off the growth to {asked}; it asks for {to} now, the least above the {capacity} that it has, since Kubernetes takes no request back to that size itself"
+                );
+                (true, Some(to), message)
+            }
+        };
+        Answer {
+            claim: claim.to_owned(),
+            namespace: namespace.to_owned(),
+            changed,
+            from,
+            to,
+            message,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim_view::samples;
+
+    // Fails if a growth of which nothing is committed is not called off, or to a size that a cluster
+    // refuses.
+    #[test]
+    fn a_growth_without_room_goes_back_to_just_above_the_size() {
+        let expected = Undoing::Lower {
+            to: Bytes::mib(1025),
+            committed: Bytes::gib(1),
+        };
+        assert_eq!(Undoing::of(&samples::refused()), expected);
+    }
+
+    // Fails if what a copy already has is promised to be undone.
+    #[test]
+    fn what_is_committed_stays() {
+        assert_eq!(Undoing::of(&samples::idle()), Undoing::Committed);
+        assert_eq!(Undoing::of(&samples::mounted(2, 2)), Undoing::Nothing);
+        assert_eq!(Undoing::of(&samples::pending()), Undoing::Nothing);
+    }
+}

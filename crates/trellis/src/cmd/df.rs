@@ -1,0 +1,234 @@
+//! `trellis df`: every claim, what was asked for, what it has, how full it is.
+
+use std::path::Path;
+
+use kube::ResourceExt;
+use serde::Serialize;
+use trellis_api::kinds::{Attachment, Usage};
+use trellis_api::{Bytes, Hold};
+use trellis_control::view::View;
+use trellis_node::sys::mountinfo::{self, Mount};
+
+use super::changes;
+use crate::claim_view::{State, load, load_all, reported, requested};
+use crate::cli::{Df, Global};
+use crate::connect::{Service, connect};
+use crate::output::{self, Table, Tone, UNKNOWN, human_or_unknown};
+
+/// Shows claims and how full they are.
+pub async fn run(global: &Global, verb: &Df) -> anyhow::Result<()> {
+    let service = connect(global).await?;
+    changes::show(&service.client, &verb.output, || answer(&service, verb)).await
+}
+
+async fn answer(service: &Service, verb: &Df) -> anyhow::Result<String> {
+    let namespace = (!verb.all_namespaces).then_some(service.namespace.as_str());
+    let views = match &verb.claim {
+        Some(claim) if !verb.all_namespaces => vec![load(service, claim).await?],
+        Some(claim) => {
+            let mut views = load_all(&service.client, None).await?;
+            views.retain(|view| view.claim.as_ref().is_some_and(|each| each.name_any() == *claim));
+            views
+        }
+        None => load_all(&service.client, namespace).await?,
+    };
+    // Mounts that cannot be read are no mounts of ours: what the nodes reported is shown then.
+    let mounts = mountinfo::read().unwrap_or_default();
+    let lines: Vec<Line> = views.iter().map(|view| Line::of(view, &mounts)).collect();
+    output::text(verb.output.output, &lines, |wide| {
+        if lines.is_empty() {
+            return match namespace {
+                Some(namespace) => format!("no claims in namespace {namespace}\n"),
+                None => "no claims\n".to_owned(),
+            };
+        }
+        render(&lines, verb.all_namespaces, wide, output::colours())
+    })
+}
+
+/// One claim, as programs read it; sizes are exact.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    namespace: String,
+    claim: String,
+    requested: Option<Bytes>,
+    capacity: Option<Bytes>,
+    usage: Option<Usage>,
+    use_percent: Option<u64>,
+    state: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hold: Option<Hold>,
+    paths: Vec<String>,
+    class: Option<String>,
+    filesystem: Option<&'static str>,
+    devices: Vec<String>,
+    pools: Vec<String>,
+    volume: Option<String>,
+    #[serde(skip)]
+    tone: Option<Tone>,
+}
+
+impl Line {
+    fn of(view: &View, mounts: &[Mount]) -> Line {
+        let state = State::of(view);
+        let claim = view.claim.as_deref();
+        let spec = claim.and_then(|claim| claim.spec.as_ref());
+        let usage = view.attachments.iter().find_map(|each| usage(view, each, mounts));
+        let devices = view.attachments.iter().filter_map(|each| each.status.as_ref()?.device.clone());
+        let mut devices: Vec<String> = devices.collect();
+        devices.dedup();
+        let volume = view.volume.as_ref();
+        Line {
+            namespace: claim.and_then(|claim| claim.namespace()).unwrap_or_default(),
+            claim: claim.map(|claim| claim.name_any()).unwrap_or_default(),
+            requested: requested(view),
+            capacity: reported(view),
+            use_percent: usage.as_ref().map(use_percent),
+            usage,
+            tone: Some(state.tone()),
+            paths: view.attachments.iter().map(|each| each.spec.path.clone()).collect(),
+            class: spec.and_then(|spec| spec.storage_class_name.clone()),
+            filesystem: volume.and_then(|volume| Some(volume.spec.filesystem?.name())),
+            devices,
+            pools: view.replicas.iter().map(|each| each.spec.pool.clone()).collect(),
+            volume: volume.map(|volume| volume.name_any()),
+            state: match &state {
+                State::Held(_) => "Held".to_owned(),
+                other => other.to_string(),
+            },
+            hold: match state {
+                State::Held(held) => Some(held.hold),
+                _ => None,
+            },
+        }
+    }
+
+    fn state_text(&self) -> String {
+        match &self.hold {
+            Some(hold) => format!("{} {}", self.state, hold.reason),
+            None => self.state.clone(),
+        }
+    }
+}
+
+/// How full a claim is: measured now if it is mounted on this machine, else as its node last reported.
+fn usage(view: &View, attachment: &Attachment, mounts: &[Mount]) -> Option<Usage> {
+    measured_here(view, attachment, mounts).or_else(|| attachment.status.as_ref()?.usage.clone())
+}
+
+/// The same path and device may exist on another machine; the file behind the device bears the name of
+/// the volume and tells whether it is this claim's.
+fn measured_here(view: &View, attachment: &Attachment, mounts: &[Mount]) -> Option<Usage> {
+    let path = Path::new(&attachment.spec.path);
+    mountinfo::at(mounts, path)?;
+    let device = attachment.status.as_ref()?.device.as_ref()?;
+    let name = Path::new(device).file_name()?;
+    let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
+    let backing = std::fs::read_to_string(backing).ok()?;
+    let ours = view.replicas.iter().any(|replica| {
+        let path = replica.status.as_ref().and_then(|status| status.path.as_deref());
+        path == Some(backing.trim_end())
+    });
+    // A block volume has no filesystem to measure at its path.
+    view.volume.as_ref()?.spec.filesystem.filter(|_| ours)?;
+    let usage = trellis_node::volume::usage(path).ok()?;
+    Some(Usage {
+        used: usage.bytes_used,
+        available: usage.bytes_available,
+        inodes_used: usage.inodes_used,
+        inodes_free: usage.inodes_available,
+    })
+}
+
+/// Like df: of what a user can have, rounded up, so that 100 % means that something is in the way.
+fn use_percent(usage: &Usage) -> u64 {
+    let used = u128::from(usage.used.get());
+    let all = used + u128::from(usage.available.get());
+    let percent = (used * 100).checked_div(all).map_or(0, |_| (used * 100).div_ceil(all));
+    u64::try_from(percent).unwrap_or_default()
+}
+
+fn render(lines: &[Line], namespaces: bool, wide: bool, colours: bool) -> String {
+    let mut header = vec!["CLAIM", "REQUESTED", "SIZE", "USED", "AVAIL", "USE%", "STATE", "PATH"];
+    if namespaces {
+        header.insert(0, "NAMESPACE");
+    }
+    if wide {
+        header.extend(["CLASS", "FILESYSTEM", "DEVICE", "POOL", "VOLUME"]);
+    }
+    let known = |text: Option<String>| {
+        text.filter(|text| !text.is_empty()).unwrap_or_else(|| UNKNOWN.to_owned())
+    };
+    let mut table = Table::toned(&header, "STATE");
+    for line in lines {
+        let usage = line.usage.as_ref();
+        let mut cells = vec![
+            line.claim.clone(),
+            human_or_unknown(line.requested),
+            human_or_unknown(line.capacity),
+            human_or_unknown(usage.map(|usage| usage.used)),
+            human_or_unknown(usage.map(|usage| usage.available)),
+            known(line.use_percent.map(|percent| format!("{percent}%"))),
+            line.state_text(),
+            known(Some(line.paths.join(","))),
+        ];
+        if namespaces {
+            cells.insert(0, line.namespace.clone());
+        }
+        if wide {
+            cells.extend([
+                known(line.class.clone()),
+                known(line.filesystem.map(str::to_owned)),
+                known(Some(line.devices.join(","))),
+                known(Some(line.pools.join(","))),
+                known(line.volume.clone()),
+            ]);
+        }
+        table.row(cells, line.tone);
+    }
+    table.render(colours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim_view::samples;
+
+    fn lines() -> Vec<Line> {
+        let views = [
+            samples::mounted(2, 2),
+            samples::mounted(1, 2),
+            samples::refused(),
+            samples::idle(),
+            samples::pending(),
+        ];
+        views.iter().map(|view| Line::of(view, &[])).collect()
+    }
+
+    // Fails if a claim's state, sizes or usage are shown in the wrong column or not at all.
+    #[test]
+    fn every_state_has_its_line() {
+        insta::assert_snapshot!(render(&lines(), false, false, false));
+    }
+
+    // Fails if a wide column is lost.
+    #[test]
+    fn wide_shows_where_the_bytes_are() {
+        insta::assert_snapshot!(render(&lines()[..1], true, true, false));
+    }
+
+    // Fails if a full volume shows less than 100 %, or an empty one divides by nothing.
+    #[test]
+    fn use_is_rounded_up() {
+        let usage = |used, available| Usage {
+            used: Bytes::new(used),
+            available: Bytes::new(available),
+            inodes_used: 0,
+            inodes_free: 0,
+        };
+        assert_eq!(use_percent(&usage(1, 999)), 1);
+        assert_eq!(use_percent(&usage(999, 1)), 100);
+        assert_eq!(use_percent(&usage(0, 0)), 0);
+    }
+}

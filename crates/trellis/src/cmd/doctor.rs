@@ -1,0 +1,97 @@
+//! `trellis doctor`: what this machine's kernel and programs can do.
+
+use anyhow::bail;
+use serde::Serialize;
+use trellis_node::doctor::{Finding, FindingState, examine};
+
+use crate::cli::Doctor;
+use crate::output::{self, Table, Tone};
+
+/// What a claim of the default class cannot do without. A filesystem that the kernel does not list yet
+/// is loaded at the first mount, so it is none of these.
+const ESSENTIAL: [&str; 4] = ["kernel", "loop devices", "CAP_SYS_ADMIN", "mkfs.xfs"];
+
+/// One finding, for programs.
+#[derive(Serialize)]
+struct Diagnosis {
+    #[serde(flatten)]
+    finding: Finding,
+    essential: bool,
+}
+
+/// Looks at this machine. It fails if something is missing that every claim needs.
+pub fn run(verb: &Doctor) -> anyhow::Result<()> {
+    let diagnoses: Vec<Diagnosis> = examine().into_iter().map(diagnosis).collect();
+    let text = output::text(verb.output, &diagnoses, |_| render(&diagnoses, output::colours()))?;
+    output::print(&text)?;
+    let missing = missing(&diagnoses);
+    if !missing.is_empty() {
+        bail!("volumes cannot be used on this machine without: {}", missing.join(", "));
+    }
+    Ok(())
+}
+
+fn diagnosis(finding: Finding) -> Diagnosis {
+    let essential = ESSENTIAL.contains(&finding.name);
+    Diagnosis { finding, essential }
+}
+
+fn missing(diagnoses: &[Diagnosis]) -> Vec<&'static str> {
+    let absent = |each: &&Diagnosis| each.essential && each.finding.state == FindingState::Absent;
+    diagnoses.iter().filter(absent).map(|each| each.finding.name).collect()
+}
+
+fn render(diagnoses: &[Diagnosis], colours: bool) -> String {
+    let mut table = Table::toned(&["WHAT", "STATE", "SEEN", "WITHOUT IT", "REMEDY"], "STATE");
+    for each in diagnoses {
+        let finding = &each.finding;
+        let (state, tone) = match finding.state {
+            FindingState::Present => ("ok", Tone::Good),
+            FindingState::Unknown => ("unknown", Tone::Moving),
+            FindingState::Absent if each.essential => ("MISSING", Tone::Bad),
+            FindingState::Absent => ("absent", Tone::Moving),
+        };
+        let mut cells = vec![finding.name.to_owned(), state.to_owned(), finding.detail.clone()];
+        // What is there needs neither a warning nor a remedy.
+        if finding.state != FindingState::Present {
+            cells.extend([finding.costs.to_owned(), finding.remedy.to_owned()]);
+        }
+        table.row(cells, Some(tone));
+    }
+    table.render(colours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(name: &'static str, state: FindingState) -> Diagnosis {
+        diagnosis(Finding {
+            name,
+            state,
+            detail: "seen".to_owned(),
+            costs: "costs",
+            remedy: "remedy",
+        })
+    }
+
+    // Fails if something optional ends the verb with a failure, or something essential does not.
+    #[test]
+    fn only_what_is_essential_counts_as_missing() {
+        let diagnoses = [
+            found("FUSE", FindingState::Absent),
+            found("kernel", FindingState::Unknown),
+            found("mkfs.xfs", FindingState::Absent),
+        ];
+        assert_eq!(missing(&diagnoses), ["mkfs.xfs"]);
+    }
+
+    // Fails if a finding is renamed and the verb no longer knows that it is essential.
+    #[test]
+    fn everything_essential_is_looked_at() {
+        let names: Vec<&str> = examine().iter().map(|finding| finding.name).collect();
+        for name in ESSENTIAL {
+            assert!(names.contains(&name), "{name} is not among {names:?}");
+        }
+    }
+}

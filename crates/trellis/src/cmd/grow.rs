@@ -1,0 +1,220 @@
+//! `trellis grow`: a larger request, and if wanted the wait until every layer has it.
+
+mod forecast;
+mod screen;
+mod wait;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use kube::Api;
+use kube::api::ListParams;
+use serde::Serialize;
+use trellis_api::kinds::{Pool, Replica};
+use trellis_api::quantity::{Growth, QuantityError};
+use trellis_api::{Bytes, Hold};
+use trellis_control::view::View;
+
+use self::forecast::Forecast;
+use self::screen::Screen;
+use self::wait::Follow;
+use super::patch;
+use crate::claim_view::ladder::{RungView, rungs};
+use crate::claim_view::{self, growing, load, reported, requested};
+use crate::cli::{Global, Grow};
+use crate::connect::{Service, connect};
+use crate::exit::Ended;
+use crate::output::{self, took};
+
+/// Grows a claim.
+pub async fn run(global: &Global, verb: &Grow) -> anyhow::Result<()> {
+    let service = connect(global).await?;
+    let view = load(&service, &verb.claim).await?;
+    let asked = asked(&verb.claim, verb.size, &view)?;
+    match asked {
+        Asked::Larger(to) if verb.dry_run => dry_run(&service, verb, &view, to).await,
+        Asked::Larger(to) if verb.wait => wait_for(&service, verb, view, Some(to)).await,
+        Asked::Larger(to) => {
+            let claim = view.claim.as_deref().context("the claim was not loaded")?;
+            patch::request(&service, claim, to, false).await?;
+            tell(&service, verb, &view, to, None, &[])
+        }
+        Asked::Already(_) if verb.wait && !verb.dry_run && growing(&view) => {
+            wait_for(&service, verb, view, None).await
+        }
+        Asked::Already(size) => tell(&service, verb, &view, size, None, &[]),
+    }
+}
+
+/// What a growth means for a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// It asks for that size already.
+    Already(Bytes),
+    /// It shall ask for this size.
+    Larger(Bytes),
+}
+
+/// What is added counts from the size that is asked for, or from the size that there is if that is
+/// larger: `+1Gi` twice is `+2Gi`, whether or not the first was done by then.
+fn asked(claim: &str, growth: Growth, view: &View) -> Result<Asked, Ended> {
+    let request = requested(view).unwrap_or_default();
+    let base = match growth {
+        Growth::To(_) => request,
+        Growth::By(_) | Growth::ByPercent(_) => request.max(reported(view).unwrap_or_default()),
+    };
+    match growth.apply(base) {
+        Ok(size) if size == request => Ok(Asked::Already(size)),
+        Ok(size) => Ok(Asked::Larger(size)),
+        Err(QuantityError::BelowCurrent { .. }) if growing(view) => Err(Ended::Refused(format!(
+            "claim {claim} asks for {request} already, and a growth never makes smaller; call that growth off first with `trellis cancel {claim}`"
+        ))),
+        Err(QuantityError::BelowCurrent { .. }) => Err(Ended::Refused(format!(
+            "claim {claim} has {request} already, and volumes never shrink"
+        ))),
+        Err(error) => Err(Ended::Refused(error.to_string())),
+    }
+}
+
+/// The answer, for programs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer<'a> {
+    claim: &'a str,
+    namespace: &'a str,
+    /// The size that it had.
+    from: Option<Bytes>,
+    /// The size that it asks for.
+    to: Bytes,
+    /// Whether the request had to be changed.
+    changed: bool,
+    /// From the request to the measured size; absent if it was not waited for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    took_micros: Option<u64>,
+    /// The rungs as they were measured last; empty if it was not waited for.
+    rungs: &'a [RungView],
+}
+
+fn tell(
+    service: &Service,
+    verb: &Grow,
+    view: &View,
+    to: Bytes,
+    waited: Option<Duration>,
+    rungs: &[RungView],
+) -> anyhow::Result<()> {
+    let from = reported(view);
+    let changed = requested(view) != Some(to);
+    let took_micros = waited.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+    let answer = Answer {
+        claim: &verb.claim,
+        namespace: &service.namespace,
+        from,
+        to,
+        changed,
+        took_micros,
+        rungs,
+    };
+    let had = from.unwrap_or_default();
+    let text = output::text(verb.output, &answer, |_| match took_micros {
+        Some(micros) => format!("claim {}: {had} -> {to} in {}\n", verb.claim, took(micros)),
+        None if changed => {
+            format!("claim {}: {had} -> {to} asked for; see `trellis ladder {}`\n", verb.claim, verb.claim)
+        }
+        None if growing(view) => format!(
+            "claim {} asks for {to} already and has {had} so far; see `trellis explain {}`\n",
+            verb.claim, verb.claim
+        ),
+        None => format!("claim {} already has {to}\n", verb.claim),
+    })?;
+    output::print(&text)
+}
+
+/// Waits until every layer was measured at the size; `to` is asked for first unless it already was.
+async fn wait_for(service: &Service, verb: &Grow, view: View, to: Option<Bytes>) -> anyhow::Result<()> {
+    let deadline = tokio::time::Instant::now() + verb.timeout;
+    let mut screen = Screen::new(verb.output, &rungs(&view));
+    let mut follow = Follow::start(service, &view);
+    follow.listed(deadline, verb.timeout).await?;
+    let started = Instant::now();
+    let goal = match to {
+        Some(to) => {
+            let claim = view.claim.as_deref().context("the claim was not loaded")?;
+            patch::request(service, claim, to, false).await?;
+            to
+        }
+        None => requested(&view).unwrap_or_default(),
+    };
+    let grown = follow.reached(goal, deadline, verb.timeout, &mut screen).await;
+    let elapsed = started.elapsed();
+    screen.end();
+    let grown = grown?;
+    tell(service, verb, &view, goal, Some(elapsed), &rungs(&grown))
+}
+
+/// Says what would happen. The service is asked whether it would take the request, and what comes after
+/// is judged by the rules of the controllers.
+async fn dry_run(service: &Service, verb: &Grow, view: &View, to: Bytes) -> anyhow::Result<()> {
+    let claim = view.claim.as_deref().context("the claim was not loaded")?;
+    patch::request(service, claim, to, true).await?;
+    if let Some(class) = view.class.as_deref().filter(|class| class.allow_volume_expansion != Some(true)) {
+        let name = class.metadata.name.as_deref().unwrap_or_default();
+        let text = format!("StorageClass {name} does not allow growth: its allowVolumeExpansion is not true");
+        return Err(Ended::Refused(text).into());
+    }
+    let client = &service.client;
+    let all = ListParams::default();
+    let (pools, replicas) = tokio::try_join!(
+        claim_view::list(Api::<Pool>::all(client.clone()), &all),
+        claim_view::list(Api::<Replica>::all(client.clone()), &all),
+    )?;
+    let forecast = Forecast::new(view, pools, &replicas, to);
+    let text = output::text(verb.output, &forecast, |_| forecast.render(output::colours()))?;
+    output::print(&text)?;
+    match forecast.hold {
+        Some(hold) => Err(held(hold)),
+        None => Ok(()),
+    }
+}
+
+fn held(hold: Hold) -> anyhow::Error {
+    Ended::Held(hold).into()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::claim_view::samples;
+
+    fn of(view: &View, growth: &str) -> Result<Asked, String> {
+        asked("data", growth.parse().unwrap(), view).map_err(|ended| ended.to_string())
+    }
+
+    // Fails if a growth is computed from another size than the one that is asked for.
+    #[test]
+    fn growth_counts_from_the_request() {
+        let growing = samples::mounted(1, 2);
+        assert_eq!(of(&growing, "+1Gi"), Ok(Asked::Larger(Bytes::gib(3))));
+        assert_eq!(of(&growing, "+50%"), Ok(Asked::Larger(Bytes::gib(3))));
+        assert_eq!(of(&growing, "5Gi"), Ok(Asked::Larger(Bytes::gib(5))));
+        assert_eq!(of(&growing, "2Gi"), Ok(Asked::Already(Bytes::gib(2))));
+    }
+
+    // Fails if a claim that has more than it asked for would be grown to less than was meant.
+    #[test]
+    fn growth_counts_from_the_capacity_if_that_is_larger() {
+        let larger = samples::claimed(1, 2);
+        assert_eq!(of(&larger, "+1Gi"), Ok(Asked::Larger(Bytes::gib(3))));
+        assert_eq!(of(&larger, "2Gi"), Ok(Asked::Larger(Bytes::gib(2))));
+    }
+
+    // Fails if a smaller size is taken, or the way to call a growth off is not named.
+    #[test]
+    fn smaller_is_refused_with_the_way_out() {
+        let refusal = of(&samples::mounted(1, 2), "1Gi").unwrap_err();
+        assert!(refusal.contains("trellis cancel data"), "{refusal}");
+        let refusal = of(&samples::mounted(2, 2), "1Gi").unwrap_err();
+        assert!(refusal.contains("never shrink"), "{refusal}");
+    }
+}

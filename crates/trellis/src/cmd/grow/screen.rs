@@ -1,0 +1,139 @@
+//! What is seen while a claim grows: bars on a terminal, a line for every raise in a pipe.
+
+use std::collections::HashMap;
+use std::io::IsTerminal;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use trellis_api::Bytes;
+
+use crate::claim_view::ladder::{RungState, RungView};
+use crate::cli::Format;
+use crate::output::{self, human, took};
+
+/// Every rung has its own bar, named by the rung and the pool or node where it is.
+type Key = (String, Option<String>);
+
+/// Shows rungs rise.
+pub struct Screen {
+    before: HashMap<Key, Bytes>,
+    way: Way,
+}
+
+enum Way {
+    /// Only the final answer is printed.
+    Silent,
+    /// A line for every raise.
+    Lines,
+    /// A bar for every rung.
+    Bars {
+        all: MultiProgress,
+        bars: HashMap<Key, ProgressBar>,
+    },
+}
+
+impl Screen {
+    /// A screen that knows the sizes before the growth.
+    pub fn new(format: Option<Format>, rungs: &[RungView]) -> Screen {
+        let way = match format {
+            Some(Format::Json | Format::Yaml) => Way::Silent,
+            _ if output::terminal() && std::io::stderr().is_terminal() => Way::Bars {
+                all: MultiProgress::new(),
+                bars: HashMap::new(),
+            },
+            _ => Way::Lines,
+        };
+        let before = rungs.iter().map(|rung| (key(rung), rung.size)).collect();
+        Screen { before, way }
+    }
+
+    /// Shows the rungs as they are now, on their way to `goal`.
+    pub fn show(&mut self, rungs: &[RungView], goal: Bytes) {
+        match &mut self.way {
+            Way::Silent => {}
+            Way::Lines => {
+                for line in raised(&mut self.before, rungs) {
+                    // A reader that is gone ends the verb; nothing else can be done about a failure here.
+                    let _ = output::print(&line);
+                }
+            }
+            Way::Bars { all, bars } => {
+                for rung in rungs {
+                    let from = *self.before.entry(key(rung)).or_insert(rung.size);
+                    let bar = bars.entry(key(rung)).or_insert_with(|| all.add(new_bar(rung)));
+                    draw(bar, rung, from, goal);
+                }
+            }
+        }
+    }
+
+    /// Leaves the bars as they are.
+    pub fn end(&mut self) {
+        if let Way::Bars { bars, .. } = &self.way {
+            bars.values().for_each(ProgressBar::abandon);
+        }
+    }
+}
+
+fn key(rung: &RungView) -> Key {
+    (rung.title(), rung.node.clone())
+}
+
+/// A line for every rung that is larger than it was when it was shown last.
+fn raised(before: &mut HashMap<Key, Bytes>, rungs: &[RungView]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for rung in rungs {
+        let known = before.insert(key(rung), rung.size);
+        if known.is_some_and(|size| rung.size > size) {
+            let time = rung.took_micros.map(|micros| format!(" {}", took(micros))).unwrap_or_default();
+            lines.push(format!("{} {}{time}\n", rung.rung, human(rung.size)));
+        }
+    }
+    lines
+}
+
+fn new_bar(rung: &RungView) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix:>24} [{bar:30}] {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("##-");
+    let bar = ProgressBar::new(1).with_style(style);
+    bar.set_prefix(rung.title());
+    bar
+}
+
+/// The bar is the way from the size before to the goal. A rung that has all that it can have is at the
+/// end of it, although its last blocks may be missing.
+fn draw(bar: &ProgressBar, rung: &RungView, from: Bytes, goal: Bytes) {
+    let way = goal.saturating_sub(from).get().max(1);
+    let gone = match rung.state {
+        RungState::Ok => way,
+        _ => rung.size.saturating_sub(from).get().min(way),
+    };
+    bar.set_length(way);
+    bar.set_position(gone);
+    let time = rung.took_micros.filter(|_| rung.size > from).map(|micros| format!(" in {}", took(micros)));
+    let state = match rung.state {
+        RungState::Ok => time.unwrap_or_default(),
+        _ => format!(" {}", rung.state_text()),
+    };
+    bar.set_message(format!("{}{state}", human(rung.size)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim_view::ladder::rungs;
+    use crate::claim_view::samples;
+
+    // Fails if a raise is told twice, not at all, or for a rung that did not move.
+    #[test]
+    fn every_raise_is_told_once() {
+        let old = rungs(&samples::mounted(1, 2));
+        let new = rungs(&samples::mounted(2, 2));
+        let mut before = old.iter().map(|rung| (key(rung), rung.size)).collect();
+        assert!(raised(&mut before, &old).is_empty());
+        let lines = raised(&mut before, &new);
+        assert_eq!(lines[0], "replica 2Gi 1.2 ms\n");
+        assert_eq!(lines.len(), new.len());
+        assert!(raised(&mut before, &new).is_empty());
+    }
+}

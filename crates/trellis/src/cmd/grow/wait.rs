@@ -1,0 +1,215 @@
+//! Follows the objects of one claim until every layer has the size, or something holds it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::stream::{BoxStream, select_all};
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use trellis_api::kinds::{Attachment, Replica, Target, VOLUME_LABEL, Volume};
+use trellis_api::{Bytes, Hold, HoldReason};
+use trellis_control::claim::{provision, status};
+use trellis_control::view::View;
+
+use super::screen::Screen;
+use crate::claim_view::ladder::rungs;
+use crate::claim_view::{held, reported};
+use crate::connect::Service;
+use crate::exit::Ended;
+
+/// How long a hold has to stand before it is believed. Objects are written one by one, and for a moment
+/// a hold of the size before may stand beside the new goal.
+const HOLD_SETTLES: Duration = Duration::from_millis(300);
+
+/// How many kinds are followed.
+const KINDS: usize = 5;
+
+/// One claim and its objects, kept fresh.
+pub struct Follow {
+    view: View,
+    updates: BoxStream<'static, Update>,
+}
+
+enum Update {
+    /// An object was stored or removed.
+    Change(Box<dyn FnOnce(&mut View) + Send>),
+    /// A kind was listed for the first time, or again after an interruption.
+    Listed,
+}
+
+impl Follow {
+    /// Begins to follow the claim in `view`.
+    pub fn start(service: &Service, view: &View) -> Follow {
+        let client = &service.client;
+        let claim = view.claim.as_ref().map(|claim| claim.name_any()).unwrap_or_default();
+        let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let of_volume = watcher::Config::default().labels(&format!("{VOLUME_LABEL}={}", view.key));
+        let namespace = &service.namespace;
+        let (own, gone) = (claim.clone(), claim.clone());
+        let updates: [BoxStream<'static, Update>; KINDS] = [
+            follow(
+                Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace),
+                named(&claim),
+                |view, claim| view.claim = Some(Arc::new(claim)),
+                |view, _| view.claim = None,
+            ),
+            follow(
+                Api::<Volume>::all(client.clone()),
+                named(&view.key),
+                |view, volume| view.volume = Some(Arc::new(volume)),
+                |view, _| view.volume = None,
+            ),
+            follow(
+                Api::<Target>::all(client.clone()),
+                named(&view.key),
+                |view, target| view.target = Some(Arc::new(target)),
+                |view, _| view.target = None,
+            ),
+            follow(
+                Api::<Replica>::all(client.clone()),
+                of_volume,
+                |view, replica| put(&mut view.replicas, replica),
+                |view, replica| remove(&mut view.replicas, &replica),
+            ),
+            follow(
+                Api::<Attachment>::namespaced(client.clone(), namespace),
+                watcher::Config::default(),
+                move |view, each: Attachment| {
+                    if each.spec.claim_name == own {
+                        put(&mut view.attachments, each);
+                    }
+                },
+                move |view, each| {
+                    if each.spec.claim_name == gone {
+                        remove(&mut view.attachments, &each);
+                    }
+                },
+            ),
+        ];
+        Follow {
+            view: view.clone(),
+            updates: select_all(updates).boxed(),
+        }
+    }
+
+    /// Waits until every kind is being watched, so that nothing that happens from now on is missed or
+    /// measured late.
+    pub async fn listed(&mut self, deadline: Instant, limit: Duration) -> anyhow::Result<()> {
+        let mut listed = 0;
+        while listed < KINDS {
+            match timeout_at(deadline, self.updates.next()).await {
+                Ok(Some(Update::Listed)) => listed += 1,
+                Ok(Some(Update::Change(change))) => change(&mut self.view),
+                Ok(None) | Err(_) => {
+                    let text = format!("the service did not show the claim's objects within {limit:?}");
+                    return Err(Ended::TimedOut(text).into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the claim reports `requested`, and answers all that is known of it then.
+    pub async fn reached(
+        &mut self,
+        requested: Bytes,
+        deadline: Instant,
+        limit: Duration,
+        screen: &mut Screen,
+    ) -> anyhow::Result<View> {
+        let goal = provision::goal(requested).unwrap_or(requested);
+        let mut kept: Option<(Hold, Instant)> = None;
+        loop {
+            let Some(claim) = self.view.claim.clone() else {
+                return Err(Ended::NotFound("the claim was deleted meanwhile".to_owned()).into());
+            };
+            screen.show(&rungs(&self.view), goal);
+            let seen = status::requested(&claim).is_some_and(|size| size >= requested);
+            let has = status::reported(&claim).is_some_and(|size| size >= goal);
+            if seen && has && status::progress(&claim).is_none() {
+                return Ok(self.view.clone());
+            }
+            // A hold counts once the controllers have taken up the size that is waited for.
+            let taken = status::allocated(&claim).is_some_and(|size| size >= goal);
+            let now = held(&self.view).map(|held| held.hold).filter(|_| taken);
+            kept = match (now, kept) {
+                (Some(hold), Some((before, since))) if hold == before => Some((hold, since)),
+                (Some(hold), _) => Some((hold, Instant::now())),
+                (None, _) => None,
+            };
+            let believed = kept.as_ref().filter(|(hold, _)| !passes(hold.reason));
+            let settled = believed.map_or(deadline, |(_, since)| *since + HOLD_SETTLES);
+            tokio::select! {
+                update = self.updates.next() => match update {
+                    Some(Update::Change(change)) => change(&mut self.view),
+                    Some(Update::Listed) => {}
+                    None => return Err(self.late(&kept, limit)),
+                },
+                () = sleep_until(settled.min(deadline)) => match kept {
+                    Some((hold, since)) if !passes(hold.reason) && Instant::now() >= since + HOLD_SETTLES => {
+                        return Err(Ended::Held(hold).into());
+                    }
+                    kept => return Err(self.late(&kept, limit)),
+                },
+            }
+        }
+    }
+
+    fn late(&self, kept: &Option<(Hold, Instant)>, limit: Duration) -> anyhow::Error {
+        let has = reported(&self.view).unwrap_or_default();
+        let why = match kept {
+            Some((hold, _)) => format!("held {}: {}", hold.reason, hold.message),
+            None => "it goes on; see `trellis ladder`".to_owned(),
+        };
+        Ended::TimedOut(format!("the claim has {has} after {limit:?}; {why}")).into()
+    }
+}
+
+/// Whether a hold may pass without anybody doing anything: a node that restarts comes back.
+fn passes(reason: HoldReason) -> bool {
+    matches!(
+        reason,
+        HoldReason::ReplicaUnavailable | HoldReason::PoolNotReady | HoldReason::ClaimNotBound
+    )
+}
+
+fn follow<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    put: impl Fn(&mut View, K) + Clone + Send + Sync + 'static,
+    remove: impl Fn(&mut View, K) + Clone + Send + Sync + 'static,
+) -> BoxStream<'static, Update>
+where
+    K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
+{
+    // An interrupted watch goes on by itself; the deadline ends what never comes back.
+    let events = watcher(api, config).default_backoff();
+    let updates = events.flat_map(move |event| {
+        let (put, remove) = (put.clone(), remove.clone());
+        let update = match event {
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                Some(Update::Change(Box::new(move |view| put(view, object))))
+            }
+            Ok(watcher::Event::Delete(object)) => Some(Update::Change(Box::new(move |view| remove(view, object)))),
+            Ok(watcher::Event::InitDone) => Some(Update::Listed),
+            Ok(watcher::Event::Init) | Err(_) => None,
+        };
+        stream::iter(update)
+    });
+    updates.boxed()
+}
+
+fn put<K: ResourceExt>(objects: &mut Vec<Arc<K>>, object: K) {
+    match objects.iter_mut().find(|each| each.name_any() == object.name_any()) {
+        Some(place) => *place = Arc::new(object),
+        None => objects.push(Arc::new(object)),
+    }
+}
+
+fn remove<K: ResourceExt>(objects: &mut Vec<Arc<K>>, object: &K) {
+    objects.retain(|each| each.name_any() != object.name_any());
+}

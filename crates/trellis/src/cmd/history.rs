@@ -1,0 +1,73 @@
+//! `trellis history`: who grew a claim, when, from what to what, and how long each layer took.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use trellis_api::kinds::{GrowthRecord, GrowthResult};
+
+use super::changes;
+use crate::claim_view::load;
+use crate::cli::{Global, OneClaim};
+use crate::connect::connect;
+use crate::output::{self, Table, Tone, UNKNOWN, human, took};
+
+/// Shows the growths of a claim that are over, newest last.
+pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
+    let service = connect(global).await?;
+    changes::show(&service.client, &verb.output, || async {
+        let view = load(&service, &verb.claim).await?;
+        let status = view.volume.and_then(|volume| volume.status.clone());
+        let records = status.map(|status| status.growths).unwrap_or_default();
+        output::text(verb.output.output, &records, |_| {
+            render(&verb.claim, &records, output::colours())
+        })
+    })
+    .await
+}
+
+fn render(claim: &str, records: &[GrowthRecord], colours: bool) -> String {
+    if records.is_empty() {
+        return format!("claim {claim} has not been grown yet\n");
+    }
+    let header = ["WHO", "WHEN", "FROM", "TO", "TOOK", "RUNGS", "RESULT"];
+    let mut table = Table::toned(&header, "RESULT");
+    for record in records {
+        let rungs: Vec<String> = record
+            .rungs
+            .iter()
+            .map(|time| format!("{} {}", time.rung, took(time.micros)))
+            .collect();
+        let (result, tone) = match record.result {
+            GrowthResult::Succeeded => ("succeeded", Tone::Good),
+            GrowthResult::Replaced => ("replaced", Tone::Moving),
+            GrowthResult::Cancelled => ("cancelled", Tone::Moving),
+        };
+        let cells = vec![
+            record.by.clone(),
+            record.requested_at.0.strftime("%Y-%m-%d %H:%M:%SZ").to_string(),
+            human(record.from),
+            human(record.to),
+            took(micros_between(&record.requested_at, &record.finished_at)),
+            if rungs.is_empty() { UNKNOWN.to_owned() } else { rungs.join(", ") },
+            result.to_owned(),
+        ];
+        table.row(cells, Some(tone));
+    }
+    table.render(colours)
+}
+
+/// A clock that was set back in between gives no time at all.
+fn micros_between(from: &MicroTime, to: &MicroTime) -> u64 {
+    let micros = to.0.as_microsecond().saturating_sub(from.0.as_microsecond());
+    u64::try_from(micros).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim_view::samples;
+
+    // Fails if a growth is shown without who, when, how long or how it ended.
+    #[test]
+    fn every_growth_is_told_with_its_times() {
+        insta::assert_snapshot!(render("data", &samples::growths(), false));
+    }
+}

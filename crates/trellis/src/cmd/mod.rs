@@ -1,0 +1,51 @@
+//! The verbs: one module each.
+
+mod cancel;
+mod changes;
+mod check;
+mod df;
+mod doctor;
+mod explain;
+mod grow;
+mod history;
+mod ladder;
+mod mount;
+mod patch;
+mod pool;
+
+use clap::CommandFactory;
+
+use crate::cli::{Cli, PoolVerb, Verb};
+use crate::output;
+
+/// Does what the command line says.
+pub async fn run(cli: Cli) -> anyhow::Result<()> {
+    let Cli { global, verb } = cli;
+    match &verb {
+        Verb::Up(up) => crate::up::run(&global, up).await,
+        Verb::Df(verb) => df::run(&global, verb).await,
+        Verb::Grow(verb) => grow::run(&global, verb).await,
+        Verb::Ladder(verb) => ladder::run(&global, verb).await,
+        Verb::Explain(verb) => explain::run(&global, verb).await,
+        Verb::Cancel(verb) => cancel::run(&global, verb).await,
+        Verb::History(verb) => history::run(&global, verb).await,
+        Verb::Mount(verb) => mount::mount(&global, verb).await,
+        Verb::Umount(verb) => mount::umount(&global, verb).await,
+        Verb::Pool(PoolVerb::Ls { output }) => pool::list(&global, output).await,
+        Verb::Pool(PoolVerb::Add {
+            name,
+            directory,
+            overcommit,
+        }) => pool::add(&global, name, directory, *overcommit).await,
+        Verb::Check(verb) => check::run(verb),
+        Verb::Doctor(verb) => doctor::run(verb),
+        Verb::Completion { shell } => completion(*shell),
+    }
+}
+
+/// The script is made in memory first, so that a reader that goes away is no failure.
+fn completion(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "trellis", &mut script);
+    output::print(&String::from_utf8_lossy(&script))
+}

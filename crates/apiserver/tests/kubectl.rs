@@ -271,45 +271,39 @@ fn label_and_annotate_add_change_and_remove() {
 #[test]
 fn selectors_choose() {
     // Fails when a selector is ignored and everything is shown, or deleted.
-    let server = server_with(&[
-        CLASS,
-        CLAIM,
-        &CLAIM
-            .replace("name: data", "name: other")
-            .replace("shop", "blog"),
-    ]);
+    let labelled = |name: &str, app: &str| {
+        CONFIG.replace("name: c", &format!("name: {name}, labels: {{app: {app}}}"))
+    };
+    let server = server_with(&[&labelled("one", "shop"), &labelled("two", "blog")]);
     let names = |selector: &str| {
         server
-            .kubectl(&format!("get pvc -o name {selector}"))
+            .kubectl(&format!("get cm -o name {selector}"))
             .unwrap()
     };
-    assert_eq!(names("-l app=shop"), "persistentvolumeclaim/data\n");
-    assert_eq!(names("-l app!=shop"), "persistentvolumeclaim/other\n");
+    assert_eq!(names("-l app=shop"), "configmap/one\n");
+    assert_eq!(names("-l app!=shop"), "configmap/two\n");
+    assert_eq!(names("-l app"), "configmap/one\nconfigmap/two\n");
     assert_eq!(
-        names("-l app"),
-        "persistentvolumeclaim/data\npersistentvolumeclaim/other\n"
+        names("--field-selector metadata.name=two"),
+        "configmap/two\n"
     );
-    assert_eq!(
-        names("--field-selector metadata.name=other"),
-        "persistentvolumeclaim/other\n"
-    );
-    server.kubectl("delete pvc -l app=blog").unwrap();
-    assert_eq!(names(""), "persistentvolumeclaim/data\n");
+    server.kubectl("delete cm -l app=blog").unwrap();
+    assert_eq!(names(""), "configmap/one\n");
 }
 
 #[test]
 fn a_watch_shows_changes_as_they_come() {
     // Fails when a watch does not start after the list, misses a change, or prints no table rows.
-    let server = server_with(&[CLASS, CLAIM]);
-    let watch = server.watch("get pvc --watch --output-watch-events");
-    watch.expect(&["ADDED", "data"]);
+    let server = server_with(&[POOL]);
+    let watch = server.watch("get pools --watch --output-watch-events");
+    watch.expect(&["ADDED", "default"]);
     server
-        .kubectl_with("apply -f -", &CLAIM.replace("name: data", "name: other"))
+        .kubectl_with("apply -f -", &POOL.replace("name: default", "name: other"))
         .unwrap();
     watch.expect(&["ADDED", "other"]);
-    server.kubectl("label pvc data tier=db").unwrap();
-    watch.expect(&["MODIFIED", "data"]);
-    server.kubectl("delete pvc other").unwrap();
+    server.kubectl("label pool default tier=db").unwrap();
+    watch.expect(&["MODIFIED", "default"]);
+    server.kubectl("delete pool other").unwrap();
     watch.expect(&["DELETED", "other"]);
 }
 

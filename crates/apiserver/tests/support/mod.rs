@@ -15,6 +15,11 @@ use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 
 /// A hanging kubectl fails the test instead of hanging it.
 const LINE_WAIT_MAX: Duration = Duration::from_secs(60);
+const RUN_SECONDS_MAX: &str = "60";
+/// Ends a program that takes too long, and says with a code of its own when there is no such program.
+const TIMEOUT: &str = "timeout";
+const NO_SUCH_PROGRAM: i32 = 127;
+const SETUP: &str = "run `make setup` to install kubectl";
 
 /// The API over TLS on a free port, with its own directory.
 pub(crate) struct Server {
@@ -98,7 +103,11 @@ impl Server {
         let text = std::fs::read_to_string(self.kubeconfig()).unwrap();
         let path = self.path().join("other-kubeconfig");
         std::fs::write(&path, text.replace(self.pki.token.as_str(), token)).unwrap();
-        outcome(self.spawn(arguments, &path).wait_with_output().unwrap())
+        outcome(
+            self.spawn(&[TIMEOUT, RUN_SECONDS_MAX], arguments, &path)
+                .wait_with_output()
+                .unwrap(),
+        )
     }
 
     /// What kubectl prints as JSON.
@@ -108,7 +117,7 @@ impl Server {
 
     /// Starts a kubectl that does not end by itself.
     pub(crate) fn watch(&self, arguments: &str) -> Watch {
-        let mut child = self.spawn(arguments, &self.kubeconfig());
+        let mut child = self.spawn(&[], arguments, &self.kubeconfig());
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let (sender, receiver) = mpsc::channel();
         // Ends when kubectl does, because the pipe does.
@@ -125,9 +134,13 @@ impl Server {
         }
     }
 
-    fn spawn(&self, arguments: &str, kubeconfig: &Path) -> Child {
-        let program = std::env::var_os("KUBECTL").unwrap_or_else(|| "kubectl".into());
-        Command::new(&program)
+    /// Starts kubectl, behind a program that bounds its time if one is given.
+    fn spawn(&self, bound: &[&str], arguments: &str, kubeconfig: &Path) -> Child {
+        let kubectl = std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".to_owned());
+        let mut words = bound.iter().copied().chain([kubectl.as_str()]);
+        let program = words.next().unwrap();
+        Command::new(program)
+            .args(words)
             .args(arguments.split_whitespace())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -138,9 +151,7 @@ impl Server {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| {
-                panic!("{program:?} cannot be run ({error}); run `make setup` to install kubectl")
-            })
+            .unwrap_or_else(|error| panic!("{program} cannot be run ({error}); {SETUP}"))
     }
 }
 
@@ -155,6 +166,11 @@ impl Drop for Server {
 
 fn outcome(output: Output) -> Result<String, String> {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    assert_ne!(
+        output.status.code(),
+        Some(NO_SUCH_PROGRAM),
+        "kubectl is missing; {SETUP}"
+    );
     if output.status.success() {
         Ok(text(&output.stdout))
     } else {

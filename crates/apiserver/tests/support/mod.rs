@@ -84,7 +84,8 @@ impl Server {
 
     /// Runs kubectl with these words and this input.
     pub(crate) fn kubectl_with(&self, arguments: &str, input: &str) -> Result<String, String> {
-        let mut child = self.spawn(arguments, &self.kubeconfig());
+        let bound = [TIMEOUT, RUN_SECONDS_MAX];
+        let mut child = self.spawn(&bound, arguments, &self.kubeconfig());
         child
             .stdin
             .take()

@@ -39,6 +39,7 @@ pub mod kubeconfig;
 pub mod listen;
 pub mod pki;
 mod private_file;
+mod protobuf_body;
 
 use std::convert::Infallible;
 use std::future::Future;

@@ -5,6 +5,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 
 use crate::kind::Kind;
+use crate::protobuf_body;
 use crate::status::Status;
 
 /// The largest body that is read; as in Kubernetes.
@@ -175,8 +176,9 @@ where
     }
 }
 
-/// Reads a JSON or YAML body.
+/// Reads a JSON or YAML body, or a protobuf one of the kinds that kubectl sends so.
 pub(crate) fn parse_body(content_type: &str, body: &[u8]) -> Result<Value, Status> {
+    let unsupported = || Status::unsupported_media_type(&["application/json", "application/yaml"]);
     match media_type(content_type) {
         "" | "application/json" | "*/*" => serde_json::from_slice(body).map_err(|error| {
             Status::bad_request(format!(
@@ -184,10 +186,8 @@ pub(crate) fn parse_body(content_type: &str, body: &[u8]) -> Result<Value, Statu
             ))
         }),
         "application/yaml" | "application/x-yaml" => parse_yaml(body),
-        _ => Err(Status::unsupported_media_type(&[
-            "application/json",
-            "application/yaml",
-        ])),
+        "application/vnd.kubernetes.protobuf" => protobuf_body::decode(body).ok_or_else(unsupported),
+        _ => Err(unsupported()),
     }
 }
 

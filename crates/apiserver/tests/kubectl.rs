@@ -515,3 +515,28 @@ fn kubectl_knows_the_server_and_its_kinds() {
     assert_eq!(of_ours.lines().count(), 5);
     assert_eq!(server.kubectl("get --raw /readyz").unwrap(), "ok");
 }
+
+#[test]
+fn create_makes_namespaces_config_maps_and_secrets() {
+    // Fails when newer kubectl, which sends these three in protobuf, is not understood.
+    let server = Server::start();
+    server.kubectl("create namespace shop").unwrap();
+    server
+        .kubectl("create configmap c --from-literal=a=b -n shop")
+        .unwrap();
+    server
+        .kubectl("create secret generic s --from-literal=a=b -n shop")
+        .unwrap();
+    assert_eq!(server.json("get cm c -n shop")["data"], json!({"a": "b"}));
+    let secret = server.json("get secret s -n shop");
+    assert_eq!(
+        (&secret["type"], &secret["data"]),
+        (&json!("Opaque"), &json!({"a": "Yg=="}))
+    );
+    assert!(
+        server
+            .kubectl("create namespace shop")
+            .unwrap_err()
+            .contains("already exists")
+    );
+}

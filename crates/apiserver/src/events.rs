@@ -61,3 +61,36 @@ fn last_seen(event: &Value) -> Option<Timestamp> {
         .filter_map(|time| time.as_str()?.parse().ok())
         .max()
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+    use crate::store::memory::Id;
+    use serde_json::json;
+
+    #[tokio::test]
+    async fn an_event_goes_an_hour_after_it_was_last_seen() {
+        // Fails if old events pile up, or if one goes that was seen again lately.
+        let dir = tempfile::tempdir().unwrap();
+        let kinds = crate::kinds::all();
+        let kind = kinds.iter().position(|kind| kind.plural == PLURAL).unwrap();
+        let store = Store::open(&dir.path().join("store"), kinds, |_| Ok(())).unwrap();
+        let left = store.write(move |txn| {
+            let now: Timestamp = "2026-01-01T12:00:00Z".parse().unwrap();
+            for (name, made, seen) in [
+                ("old", "2026-01-01T10:00:00Z", "2026-01-01T10:59:59Z"),
+                ("again", "2026-01-01T10:00:00Z", "2026-01-01T11:30:00Z"),
+                ("new", "2026-01-01T11:30:00Z", "2026-01-01T11:30:00Z"),
+            ] {
+                let event = json!({ "metadata": { "name": name, "uid": name, "creationTimestamp": made }, "lastTimestamp": seen });
+                txn.put(&Id::new(kind, "default", name), event);
+            }
+            expire(txn, now);
+            let left = txn.list(kind, None).into_iter();
+            Ok(left.map(|(id, _)| id.place.name.to_string()).collect::<Vec<_>>())
+        });
+        assert_eq!(left.await.unwrap(), ["again", "new"]);
+    }
+}

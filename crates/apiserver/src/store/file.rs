@@ -100,7 +100,7 @@ impl StoreFile {
     }
 }
 
-/// Makes a new file beside its place and moves it there, so that a crash leaves either none or a whole one.
+/// Makes a new file beside its place and puts it there whole, so that a crash leaves either none or a whole one.
 fn create(path: &Path) -> Result<(), Error> {
     let fresh = beside(path);
     let made = (|| -> Result<(), CommitError> {
@@ -120,14 +120,21 @@ fn create(path: &Path) -> Result<(), Error> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    std::fs::rename(&fresh, path)
+    // A link, unlike a rename, does not replace what another process has put there in the meantime.
+    let linked = match std::fs::hard_link(&fresh, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    };
+    let removed = std::fs::remove_file(&fresh);
+    linked
+        .and(removed)
         .and_then(|()| File::open(directory)?.sync_all())
         .map_err(|source| unreachable(path, source))
 }
 
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
-    name.push(".new");
+    name.push(format!(".new-{}", uuid::Uuid::new_v4()));
     PathBuf::from(name)
 }
 

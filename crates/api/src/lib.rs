@@ -8,9 +8,11 @@ pub mod quantity;
 pub mod step;
 
 mod bytes;
+mod filesystem;
 mod hold;
 mod ladder;
 
 pub use bytes::Bytes;
+pub use filesystem::{FilesystemKind, UnknownFilesystem};
 pub use hold::{Hold, HoldReason};
 pub use ladder::{Next, Observed, Rung, next_step};

@@ -66,7 +66,14 @@ async fn report_node(client: &Client, defaults: &Defaults) -> Result<(), kube::E
         },
     }});
     let nodes = Api::<Node>::all(client.clone());
-    nodes.patch_status(&defaults.node, &PatchParams::default(), &Patch::Merge(ready)).await.map(drop)
+    nodes
+        .patch_status(
+            &defaults.node,
+            &PatchParams::default(),
+            &Patch::Merge(ready),
+        )
+        .await
+        .map(drop)
 }
 
 async fn ensure<K>(client: &Client, object: serde_json::Value) -> Result<(), kube::Error>

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::exec::Program;
-use crate::filesystem::FilesystemKind;
+use crate::filesystem::{FilesystemKind, maker};
 use crate::sys::mountinfo;
 
 /// A program's version is asked for, and a program that hangs on that is as good as absent.
@@ -217,21 +217,21 @@ struct Needed {
 const PROGRAMS: [Needed; 3] = [
     Needed {
         name: "mkfs.xfs",
-        program: FilesystemKind::Xfs.maker(),
+        program: maker(FilesystemKind::Xfs),
         version: "-V",
         costs: "new claims with xfs, the default",
         remedy: "install xfsprogs",
     },
     Needed {
         name: "mkfs.btrfs",
-        program: FilesystemKind::Btrfs.maker(),
+        program: maker(FilesystemKind::Btrfs),
         version: "-V",
         costs: "new claims with btrfs",
         remedy: "install btrfs-progs",
     },
     Needed {
         name: "mke2fs",
-        program: FilesystemKind::Ext4.maker(),
+        program: maker(FilesystemKind::Ext4),
         version: "-V",
         costs: "new claims with ext4 and ext3",
         remedy: "install e2fsprogs",

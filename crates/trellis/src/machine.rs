@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use trellis_api::kinds::{Content, FilesystemKind, Usage};
+use trellis_api::kinds::{Content, Usage};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::agent::machine::{
     Machine, PoolMeasured, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
@@ -138,7 +138,6 @@ impl Machine for ThisMachine {
         let device_read_only = stage.read_only && stage.filesystem.is_none();
         let device = volume::attach(&stage.backing, device_read_only).map_err(node_hold)?;
         if let Some(kind) = stage.filesystem {
-            let kind = node_kind(kind);
             let staging = self.mount_of(stage);
             if !self.observe(stage)?.staged {
                 let note = self.notes.join(&stage.volume);
@@ -181,7 +180,7 @@ impl Machine for ThisMachine {
                 let device = self.observe(stage)?.device.ok_or_else(|| {
                     Hold::new(HoldReason::DeviceGone, format!("No block device carries {}.", stage.backing.display()))
                 })?;
-                volume::grow_filesystem(node_kind(kind), &self.mount_of(stage), &device.path)
+                volume::grow_filesystem(kind, &self.mount_of(stage), &device.path)
                     .map(drop)
                     .map_err(node_hold)
             }
@@ -219,16 +218,6 @@ impl Machine for ThisMachine {
         let device = self.observe(stage)?.device.map(|device| device.number);
         volume::unstage(&self.mount_of(stage), device).map_err(node_hold)?;
         volume::detach(&stage.backing).map(drop).map_err(node_hold)
-    }
-}
-
-fn node_kind(kind: FilesystemKind) -> trellis_node::filesystem::FilesystemKind {
-    use trellis_node::filesystem::FilesystemKind as Node;
-    match kind {
-        FilesystemKind::Xfs => Node::Xfs,
-        FilesystemKind::Btrfs => Node::Btrfs,
-        FilesystemKind::Ext4 => Node::Ext4,
-        FilesystemKind::Ext3 => Node::Ext3,
     }
 }
 

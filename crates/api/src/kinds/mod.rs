@@ -13,6 +13,7 @@ mod rung;
 mod target;
 mod volume;
 
+pub use crate::FilesystemKind;
 pub use attachment::{Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Usage};
 pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus};
 pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
@@ -22,9 +23,6 @@ pub use volume::{
     ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime, Volume,
     VolumePhase, VolumeSpec, VolumeStatus,
 };
-
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 /// API group of our kinds, and the name of provisioner and CSI driver.
 pub const GROUP: &str = "trellis.dev";
@@ -38,45 +36,3 @@ pub const DATA_FINALIZER: &str = "trellis.dev/data";
 pub const ATTACHMENT_FINALIZER: &str = "trellis.dev/attachment";
 /// The class parameter that names the filesystem.
 pub const FSTYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
-
-/// A filesystem that Trellis makes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum FilesystemKind {
-    /// XFS: grows while mounted with no capability beyond mounting.
-    #[default]
-    Xfs,
-    /// Btrfs.
-    Btrfs,
-    /// Ext4.
-    Ext4,
-    /// Ext3.
-    Ext3,
-}
-
-impl FilesystemKind {
-    /// Every kind that a class may ask for.
-    pub const ALL: [FilesystemKind; 4] = [
-        FilesystemKind::Xfs,
-        FilesystemKind::Btrfs,
-        FilesystemKind::Ext4,
-        FilesystemKind::Ext3,
-    ];
-
-    /// The name that mount and mkfs use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            FilesystemKind::Xfs => "xfs",
-            FilesystemKind::Btrfs => "btrfs",
-            FilesystemKind::Ext4 => "ext4",
-            FilesystemKind::Ext3 => "ext3",
-        }
-    }
-
-    /// The kind of that name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        FilesystemKind::ALL
-            .into_iter()
-            .find(|kind| kind.name() == name)
-    }
-}

@@ -85,7 +85,6 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
         backing: PathBuf::new(),
         filesystem: volume.spec.filesystem,
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
-        mount_options: mount_options(view),
     });
     let goal = view
         .volume
@@ -105,15 +104,6 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
 fn ordered(mut uses: Vec<&Arc<Attachment>>) -> Vec<&Arc<Attachment>> {
     uses.sort_by_key(|each| (each.creation_timestamp(), each.name_any()));
     uses
-}
-
-fn mount_options(view: &View) -> Vec<String> {
-    let spec = view
-        .persistent_volume
-        .as_ref()
-        .and_then(|each| each.spec.as_ref());
-    spec.and_then(|spec| spec.mount_options.clone())
-        .unwrap_or_default()
 }
 
 fn replica_job(

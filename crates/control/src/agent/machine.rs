@@ -34,8 +34,6 @@ pub struct Stage {
     pub filesystem: Option<FilesystemKind>,
     /// Every use is read-only.
     pub read_only: bool,
-    /// Options for the mount, from the class.
-    pub mount_options: Vec<String>,
 }
 
 /// One use of a volume.

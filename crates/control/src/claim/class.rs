@@ -49,6 +49,15 @@ impl Class {
                 .clone()
                 .unwrap_or_else(|| "Delete".to_owned()),
         };
+        if class
+            .mount_options
+            .as_ref()
+            .is_some_and(|options| !options.is_empty())
+        {
+            let message =
+                format!("StorageClass {name:?} has mountOptions, which are not supported.");
+            return Err(Hold::new(HoldReason::ClassInvalid, message));
+        }
         for (parameter, value) in class.parameters.as_ref().unwrap_or(&nothing) {
             read.take(parameter, value).map_err(|allowed| {
                 let message = format!(
@@ -93,8 +102,7 @@ impl Class {
                 Ok(())
             }
             FSTYPE_PARAMETER => {
-                self.filesystem =
-                    FilesystemKind::from_name(value).ok_or("xfs, btrfs, ext4 or ext3")?;
+                self.filesystem = value.parse().map_err(|_| "xfs, btrfs, ext4 or ext3")?;
                 Ok(())
             }
             // Secrets and the like belong to the CSI sidecars, which read them themselves.

@@ -288,7 +288,6 @@ fn persistent_volume(
             "volumeMode": spec.volume_mode,
             "persistentVolumeReclaimPolicy": policy,
             "storageClassName": volume.spec.class,
-            "mountOptions": view.class.as_ref().and_then(|class| class.mount_options.clone()),
             "claimRef": {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",

@@ -209,7 +209,9 @@ fn resizing(
 }
 
 /// A list, or the absence that Kubernetes prefers to an empty one.
-fn or_none(conditions: Vec<PersistentVolumeClaimCondition>) -> Option<Vec<PersistentVolumeClaimCondition>> {
+fn or_none(
+    conditions: Vec<PersistentVolumeClaimCondition>,
+) -> Option<Vec<PersistentVolumeClaimCondition>> {
     Some(conditions).filter(|conditions| !conditions.is_empty())
 }
 

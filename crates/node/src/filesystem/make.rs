@@ -6,7 +6,7 @@ use std::time::Duration;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
-use super::{FilesystemKind, Geometry, btrfs, ext, measure_idle, xfs};
+use super::{FilesystemKind, Geometry, btrfs, ext, measure_idle, size_min, xfs};
 use crate::error::{Context, Error, Result};
 use crate::exec::Program;
 use crate::sys::block;
@@ -14,33 +14,29 @@ use crate::sys::block;
 /// Making a filesystem writes little; a device that has not taken it by then does not answer.
 const TIME_MAX: Duration = Duration::from_secs(300);
 
-impl FilesystemKind {
-    /// The program that makes it.
-    pub const fn maker(self) -> Program {
-        match self {
-            FilesystemKind::Xfs => Program {
-                name: "mkfs.xfs",
-                package: "xfsprogs",
-            },
-            FilesystemKind::Btrfs => Program {
-                name: "mkfs.btrfs",
-                package: "btrfs-progs",
-            },
-            FilesystemKind::Ext4 | FilesystemKind::Ext3 => Program {
-                name: "mke2fs",
-                package: "e2fsprogs",
-            },
-        }
+/// The program that makes a filesystem of that kind.
+pub const fn maker(kind: FilesystemKind) -> Program {
+    match kind {
+        FilesystemKind::Xfs => Program {
+            name: "mkfs.xfs",
+            package: "xfsprogs",
+        },
+        FilesystemKind::Btrfs => Program {
+            name: "mkfs.btrfs",
+            package: "btrfs-progs",
+        },
+        FilesystemKind::Ext4 | FilesystemKind::Ext3 => Program {
+            name: "mke2fs",
+            package: "e2fsprogs",
+        },
     }
+}
 
-    fn make_arguments(self, device_size: Bytes, uuid: Uuid) -> Vec<String> {
-        match self {
-            FilesystemKind::Xfs => xfs::make_arguments(device_size, uuid),
-            FilesystemKind::Btrfs => btrfs::make_arguments(uuid),
-            FilesystemKind::Ext4 | FilesystemKind::Ext3 => {
-                ext::make_arguments(self, device_size, uuid)
-            }
-        }
+fn make_arguments(kind: FilesystemKind, device_size: Bytes, uuid: Uuid) -> Vec<String> {
+    match kind {
+        FilesystemKind::Xfs => xfs::make_arguments(device_size, uuid),
+        FilesystemKind::Btrfs => btrfs::make_arguments(uuid),
+        FilesystemKind::Ext4 | FilesystemKind::Ext3 => ext::make_arguments(kind, device_size, uuid),
     }
 }
 
@@ -52,10 +48,10 @@ impl FilesystemKind {
 /// themselves.
 pub fn make(kind: FilesystemKind, device: &Path, uuid: Uuid, overwrite: bool) -> Result<Geometry> {
     let size = require_size(kind, device)?;
-    let mut arguments = kind.make_arguments(size, uuid);
+    let mut arguments = make_arguments(kind, size, uuid);
     if overwrite {
         arguments.push(
-            if kind.maker().name == "mke2fs" {
+            if maker(kind).name == "mke2fs" {
                 "-F"
             } else {
                 "-f"
@@ -64,7 +60,7 @@ pub fn make(kind: FilesystemKind, device: &Path, uuid: Uuid, overwrite: bool) ->
         );
     }
     arguments.push(device.to_string_lossy().into_owned());
-    kind.maker().run(&arguments, TIME_MAX)?;
+    maker(kind).run(&arguments, TIME_MAX)?;
     let made = measure_idle(kind, device)?;
     if made.uuid() != uuid {
         return Err(Error::OtherIdentity {
@@ -80,7 +76,7 @@ pub fn make(kind: FilesystemKind, device: &Path, uuid: Uuid, overwrite: bool) ->
 pub(crate) fn require_size(kind: FilesystemKind, device: &Path) -> Result<Bytes> {
     let node = block::open(device).context("open", device)?;
     let size = block::size(&node).context("read the size of", device)?;
-    let minimum = kind.size_min();
+    let minimum = size_min(kind);
     if size < minimum {
         return Err(Error::TooSmall {
             device: device.to_owned(),

@@ -19,14 +19,12 @@ mod ext;
 mod make;
 mod xfs;
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
@@ -35,72 +33,18 @@ use crate::sys::block;
 
 pub use btrfs::BtrfsGeometry;
 pub use ext::ExtGeometry;
-pub use make::make;
 pub(crate) use make::require_size;
+pub use make::{make, maker};
 pub use xfs::XfsGeometry;
 
-/// A filesystem that Trellis makes and grows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FilesystemKind {
-    /// xfs: grows mounted, with no capability beyond mounting.
-    Xfs,
-    /// btrfs: grows mounted.
-    Btrfs,
-    /// ext4: grows mounted with CAP_SYS_RESOURCE.
-    Ext4,
-    /// ext3: as ext4.
-    Ext3,
-}
+pub use trellis_api::FilesystemKind;
 
-impl FilesystemKind {
-    /// All of them.
-    pub const ALL: [FilesystemKind; 4] = [
-        FilesystemKind::Xfs,
-        FilesystemKind::Btrfs,
-        FilesystemKind::Ext4,
-        FilesystemKind::Ext3,
-    ];
-
-    /// The name that mount(8), StorageClasses and /proc/filesystems use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            FilesystemKind::Xfs => "xfs",
-            FilesystemKind::Btrfs => "btrfs",
-            FilesystemKind::Ext4 => "ext4",
-            FilesystemKind::Ext3 => "ext3",
-        }
-    }
-
-    /// The smallest device on which it is made.
-    pub const fn size_min(self) -> Bytes {
-        match self {
-            FilesystemKind::Xfs => xfs::SIZE_MIN,
-            FilesystemKind::Btrfs => btrfs::SIZE_MIN,
-            FilesystemKind::Ext4 | FilesystemKind::Ext3 => ext::SIZE_MIN,
-        }
-    }
-}
-
-impl fmt::Display for FilesystemKind {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(self.name())
-    }
-}
-
-/// The text names no filesystem that grows.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a filesystem that can grow; use xfs, btrfs, ext4 or ext3")]
-pub struct UnknownFilesystem(pub String);
-
-impl FromStr for FilesystemKind {
-    type Err = UnknownFilesystem;
-
-    fn from_str(name: &str) -> std::result::Result<Self, UnknownFilesystem> {
-        FilesystemKind::ALL
-            .into_iter()
-            .find(|kind| kind.name() == name)
-            .ok_or_else(|| UnknownFilesystem(name.to_owned()))
+/// The smallest device on which a filesystem of that kind is made.
+pub const fn size_min(kind: FilesystemKind) -> Bytes {
+    match kind {
+        FilesystemKind::Xfs => xfs::SIZE_MIN,
+        FilesystemKind::Btrfs => btrfs::SIZE_MIN,
+        FilesystemKind::Ext4 | FilesystemKind::Ext3 => ext::SIZE_MIN,
     }
 }
 

@@ -61,6 +61,12 @@ pub fn set_read_only(place: impl AsFd) -> rustix::io::Result<()> {
     rustix::mount::mount_remount(proc_path(&place), flags, "")
 }
 
+/// Lets the filesystem mounted at `path` be written to, through this mount and through every bind that is
+/// not read-only itself.
+pub fn make_writable(path: &Path) -> rustix::io::Result<()> {
+    rustix::mount::mount_remount(path, MountFlags::NODEV, "")
+}
+
 /// Unmounts the top mount at `name` in the directory `parent`. Never lazily: a mount that is in use
 /// stays, and EBUSY says so.
 pub fn unmount(parent: impl AsFd, name: &std::ffi::OsStr) -> rustix::io::Result<()> {

@@ -35,21 +35,25 @@ pub enum Published {
     Mounted,
     /// It was there, and was made read-only now: an earlier call was cut short.
     MadeReadOnly,
+    /// It was there read-only, and can be written to now.
+    MadeWritable,
 }
 
-impl FilesystemKind {
-    /// The options it is always mounted with: a copy of a volume has the identity of the original,
-    /// which xfs refuses unless told; ext stops writing when it finds itself damaged, as the others do.
-    const fn mount_options(self) -> &'static str {
-        match self {
-            FilesystemKind::Xfs => "nouuid",
-            FilesystemKind::Btrfs => "",
-            FilesystemKind::Ext4 | FilesystemKind::Ext3 => "errors=remount-ro",
-        }
+/// The options that a kind is always mounted with: a copy of a volume has the identity of the original,
+/// which xfs refuses unless told; ext stops writing when it finds itself damaged, as the others do.
+const fn mount_options(kind: FilesystemKind) -> &'static str {
+    match kind {
+        FilesystemKind::Xfs => "nouuid",
+        FilesystemKind::Btrfs => "",
+        FilesystemKind::Ext4 | FilesystemKind::Ext3 => "errors=remount-ro",
     }
 }
 
 /// Mounts the device's filesystem at the volume's private place, which is made if it is absent.
+///
+/// A private mount that is read-only because all its consumers were is made writable when the first
+/// one comes that writes; the others' binds stay read-only. The way back is not taken: a mount that
+/// can be written to serves readers as well.
 pub fn stage(
     device: &Path,
     kind: FilesystemKind,
@@ -59,22 +63,19 @@ pub fn stage(
     let number = place::number_of(device)?;
     let place = Place::open(staging)?;
     if let Some(found) = place.mounted()? {
-        let same = found.is_of(number) && found.read_only() == read_only;
-        return if same {
-            Ok(Published::AlreadyThere)
-        } else {
-            Err(place.taken_by(&found))
-        };
+        if !found.is_of(number) {
+            return Err(place.taken_by(&found));
+        }
+        if found.read_only() && !read_only {
+            mount::make_writable(&place.path).context("make writable", &place.path)?;
+            reached(Step::FilesystemMounted);
+            return Ok(Published::MadeWritable);
+        }
+        return Ok(Published::AlreadyThere);
     }
     let target = place.prepare(Wanted::Directory)?;
-    mount::mount(
-        device,
-        &target,
-        kind.name(),
-        read_only,
-        kind.mount_options(),
-    )
-    .context("mount", device)?;
+    mount::mount(device, &target, kind.name(), read_only, mount_options(kind))
+        .context("mount", device)?;
     reached(Step::FilesystemMounted);
     Ok(Published::Mounted)
 }

@@ -186,7 +186,9 @@ pub(crate) fn parse_body(content_type: &str, body: &[u8]) -> Result<Value, Statu
             ))
         }),
         "application/yaml" | "application/x-yaml" => parse_yaml(body),
-        "application/vnd.kubernetes.protobuf" => protobuf_body::decode(body).ok_or_else(unsupported),
+        "application/vnd.kubernetes.protobuf" => {
+            protobuf_body::decode(body).ok_or_else(unsupported)
+        }
         _ => Err(unsupported()),
     }
 }

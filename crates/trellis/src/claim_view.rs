@@ -90,7 +90,11 @@ pub async fn load_all(client: &Client, namespace: Option<&str>) -> anyhow::Resul
     };
     let views = claims.into_iter().map(|claim| stock.view(claim));
     let mut views: Vec<View> = views.filter(|view| !foreign(view)).collect();
-    views.sort_by_key(|view| view.claim.as_ref().map(|each| (each.namespace(), each.name_any())));
+    views.sort_by_key(|view| {
+        view.claim
+            .as_ref()
+            .map(|each| (each.namespace(), each.name_any()))
+    });
     Ok(views)
 }
 
@@ -118,7 +122,13 @@ impl Stock {
             volume: named(&self.volumes, &key),
             target: named(&self.targets, &key),
             replicas: replicas.cloned().map(Arc::new).collect(),
-            attachments: self.attachments.iter().filter(attached).cloned().map(Arc::new).collect(),
+            attachments: self
+                .attachments
+                .iter()
+                .filter(attached)
+                .cloned()
+                .map(Arc::new)
+                .collect(),
             wanted: false,
             claim: Some(Arc::new(claim)),
             key,
@@ -127,7 +137,9 @@ impl Stock {
 }
 
 fn named<K: ResourceExt + Clone>(objects: &[K], name: &str) -> Option<Arc<K>> {
-    let found = objects.iter().find(|each| each.meta().name.as_deref() == Some(name));
+    let found = objects
+        .iter()
+        .find(|each| each.meta().name.as_deref() == Some(name));
     found.cloned().map(Arc::new)
 }
 
@@ -146,7 +158,9 @@ where
     }
     let api = Api::<K>::all(client.clone());
     let what = format!("{} {name}", K::kind(&()));
-    api.get_opt(name).await.map_err(|error| from_service(error, &what))
+    api.get_opt(name)
+        .await
+        .map_err(|error| from_service(error, &what))
 }
 
 /// Every object that `which` selects.
@@ -155,7 +169,10 @@ where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
     let what = format!("the kind {}", K::plural(&()));
-    let found = api.list(which).map_err(|error| from_service(error, &what)).await?;
+    let found = api
+        .list(which)
+        .map_err(|error| from_service(error, &what))
+        .await?;
     Ok(found.items)
 }
 
@@ -185,7 +202,8 @@ pub fn growing(view: &View) -> bool {
             || status::progress(claim).is_some())
 }
 
-fn bound(claim: &PersistentVolumeClaim) -> bool {
+/// Whether the claim has a volume.
+pub fn bound(claim: &PersistentVolumeClaim) -> bool {
     phase(claim) == Some("Bound")
 }
 
@@ -276,7 +294,10 @@ pub fn held(view: &View) -> Option<Held> {
     let claim = view.claim.as_deref()?;
     let user = view.attachments.first();
     if let Some(user) = user.filter(|_| claim.metadata.deletion_timestamp.is_some()) {
-        let message = format!("It is still in use at {} of node {}.", user.spec.path, user.spec.node);
+        let message = format!(
+            "It is still in use at {} of node {}.",
+            user.spec.path, user.spec.node
+        );
         return Some(Held::new(None, Hold::new(HoldReason::InUse, message)));
     }
     let unprovisioned = || condition(claim, status::HELD).map(|hold| Held::new(None, hold));
@@ -286,7 +307,10 @@ pub fn held(view: &View) -> Option<Held> {
         Some(Held::new(Some(kept.rung), kept.hold?))
     };
     let in_use = || {
-        let mut holds = view.attachments.iter().filter_map(|each| each.status.as_ref()?.hold.clone());
+        let mut holds = view
+            .attachments
+            .iter()
+            .filter_map(|each| each.status.as_ref()?.hold.clone());
         holds.next().map(|hold| Held::new(None, hold))
     };
     unprovisioned().or_else(on_rung).or_else(in_use)
@@ -295,8 +319,15 @@ pub fn held(view: &View) -> Option<Held> {
 /// The hold that a condition of the claim tells.
 pub fn condition(claim: &PersistentVolumeClaim, kind: &str) -> Option<Hold> {
     let conditions = claim.status.as_ref()?.conditions.as_ref()?;
-    let found = conditions.iter().find(|each| each.type_ == kind && each.status == "True")?;
+    let found = conditions
+        .iter()
+        .find(|each| each.type_ == kind && each.status == "True")?;
     let code = found.reason.as_deref()?;
-    let reason = HoldReason::ALL.iter().find(|reason| reason.code() == code)?;
-    Some(Hold::new(*reason, found.message.clone().unwrap_or_default()))
+    let reason = HoldReason::ALL
+        .iter()
+        .find(|reason| reason.code() == code)?;
+    Some(Hold::new(
+        *reason,
+        found.message.clone().unwrap_or_default(),
+    ))
 }

@@ -90,13 +90,21 @@ impl Table {
         for column in grid.column_iter_mut() {
             column.set_padding((0, COLUMN_GAP));
         }
-        let lines: Vec<String> = grid.lines().map(|line| line.trim_end().to_owned()).collect();
+        let lines: Vec<String> = grid
+            .lines()
+            .map(|line| line.trim_end().to_owned())
+            .collect();
         let header = lines.first().map(String::as_str).unwrap_or_default();
-        let start = self.toned.filter(|_| colours).and_then(|name| header.find(name));
+        let start = self
+            .toned
+            .filter(|_| colours)
+            .and_then(|name| header.find(name));
         let mut text = format!("{header}\n");
         for (row, line) in lines.iter().skip(1).enumerate() {
             let tone = self.tones.get(row).copied().flatten();
-            let painted = start.zip(tone).and_then(|(start, tone)| self.painted(line, row, start, tone));
+            let painted = start
+                .zip(tone)
+                .and_then(|(start, tone)| self.painted(line, row, start, tone));
             text.push_str(painted.as_deref().unwrap_or(line));
             text.push('\n');
         }
@@ -106,7 +114,10 @@ impl Table {
     /// The line with its toned cell in colour. The cell stands below its header; where it does not,
     /// because a name before it is wider than its characters, the line stays plain.
     fn painted(&self, line: &str, row: usize, start: usize, tone: Tone) -> Option<String> {
-        let column = self.header.iter().position(|each| Some(*each) == self.toned)?;
+        let column = self
+            .header
+            .iter()
+            .position(|each| Some(*each) == self.toned)?;
         let cell = self.rows.get(row)?.get(column)?;
         let end = start + cell.len();
         (line.get(start..end)? == cell.as_str())
@@ -129,7 +140,9 @@ pub fn terminal() -> bool {
 /// The text of `value` in a format for programs.
 pub fn structured<T: Serialize>(format: Format, value: &T) -> anyhow::Result<String> {
     match format {
-        Format::Yaml => serde_saphyr::to_string(value).context("the answer cannot be put into YAML"),
+        Format::Yaml => {
+            serde_saphyr::to_string(value).context("the answer cannot be put into YAML")
+        }
         Format::Json | Format::Wide => {
             let text = serde_json::to_string_pretty(value);
             Ok(text.context("the answer cannot be put into JSON")? + "\n")

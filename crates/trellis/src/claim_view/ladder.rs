@@ -118,7 +118,9 @@ pub fn ladder(view: &View) -> Ladder {
     let claim = view.claim.as_deref();
     Ladder {
         claim: claim.map(|claim| claim.name_any()).unwrap_or_default(),
-        namespace: claim.and_then(|claim| claim.namespace()).unwrap_or_default(),
+        namespace: claim
+            .and_then(|claim| claim.namespace())
+            .unwrap_or_default(),
         requested: requested(view),
         capacity: reported(view),
         rungs: rungs(view),
@@ -129,12 +131,21 @@ pub fn ladder(view: &View) -> Ladder {
 /// Every rung of a claim, lowest first.
 pub fn rungs(view: &View) -> Vec<RungView> {
     let want = goal(view);
-    let refused = view.claim.as_deref().and_then(|claim| condition(claim, REFUSED));
-    let mut rungs: Vec<RungView> =
-        view.replicas.iter().map(|each| replica(each, want, refused.as_ref())).collect();
+    let refused = view
+        .claim
+        .as_deref()
+        .and_then(|claim| condition(claim, REFUSED));
+    let mut rungs: Vec<RungView> = view
+        .replicas
+        .iter()
+        .map(|each| replica(each, want, refused.as_ref()))
+        .collect();
     let mut reached = rungs.iter().all(|rung| rung.state == RungState::Ok);
     if let Some(target) = &view.target
-        && let Some(measured) = target.status.as_ref().and_then(|status| status.rung.as_ref())
+        && let Some(measured) = target
+            .status
+            .as_ref()
+            .and_then(|status| status.rung.as_ref())
     {
         let rung = upper(measured, &target.spec.node, want, reached);
         reached &= rung.state == RungState::Ok;
@@ -200,7 +211,11 @@ fn uses(view: &View, want: Bytes, reached: bool) -> Vec<RungView> {
     let mut rungs = Vec::new();
     let mut nodes: Vec<&str> = Vec::new();
     for each in &view.attachments {
-        let measured = each.status.as_ref().map(|status| status.rungs.as_slice()).unwrap_or_default();
+        let measured = each
+            .status
+            .as_ref()
+            .map(|status| status.rungs.as_slice())
+            .unwrap_or_default();
         let node = each.spec.node.as_str();
         if measured.is_empty() || nodes.contains(&node) {
             continue;
@@ -231,9 +246,15 @@ fn idle(view: &View, want: Bytes, reached: bool) -> Option<RungView> {
     } else {
         RungState::Waiting
     };
-    let told = view.claim.as_deref().and_then(|claim| condition(claim, FILESYSTEM_PENDING));
+    let told = view
+        .claim
+        .as_deref()
+        .and_then(|claim| condition(claim, FILESYSTEM_PENDING));
     let hold = told.unwrap_or_else(|| {
-        let message = format!("Its {} has {size} and grows when it is mounted.", content.kind);
+        let message = format!(
+            "Its {} has {size} and grows when it is mounted.",
+            content.kind
+        );
         Hold::new(HoldReason::NotMounted, message)
     });
     Some(RungView {

@@ -11,7 +11,7 @@ use trellis_api::Bytes;
 use trellis_control::view::View;
 
 use super::patch;
-use crate::claim_view::{goal, growing, load, reported, requested};
+use crate::claim_view::{bound, goal, growing, load, reported, requested};
 use crate::cli::{Cli, Global, OneClaim};
 use crate::connect::connect;
 use crate::output;
@@ -20,7 +20,9 @@ use crate::output;
 pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
     if verb.output.watch {
         let text = "cancel answers once; follow the claim with `trellis ladder --watch`";
-        Cli::command().error(ErrorKind::ArgumentConflict, text).exit();
+        Cli::command()
+            .error(ErrorKind::ArgumentConflict, text)
+            .exit();
     }
     let service = connect(global).await?;
     let view = load(&service, &verb.claim).await?;
@@ -29,7 +31,9 @@ pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
         patch::request(&service, claim, to, false).await?;
     }
     let answer = Answer::new(&service.namespace, &verb.claim, &view, undoing);
-    let text = output::text(verb.output.output, &answer, |_| format!("{}\n", answer.message))?;
+    let text = output::text(verb.output.output, &answer, |_| {
+        format!("{}\n", answer.message)
+    })?;
     output::print(&text)
 }
 
@@ -38,6 +42,8 @@ pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
 enum Undoing {
     /// No growth is under way.
     Nothing,
+    /// It has no volume yet, and Kubernetes changes the request of bound claims only.
+    Unbound,
     /// All that was asked for is committed already, or is the least that can be asked for.
     Committed,
     /// The request can be lowered.
@@ -51,11 +57,17 @@ enum Undoing {
 
 impl Undoing {
     fn of(view: &View) -> Undoing {
+        if !view.claim.as_deref().is_some_and(bound) {
+            return Undoing::Unbound;
+        }
         if !growing(view) {
             return Undoing::Nothing;
         }
         let capacity = reported(view).unwrap_or_default();
-        let sizes = view.replicas.iter().filter_map(|each| each.status.as_ref()?.capacity);
+        let sizes = view
+            .replicas
+            .iter()
+            .filter_map(|each| each.status.as_ref()?.capacity);
         let committed = sizes.max().unwrap_or_default().max(capacity);
         let least = if committed > capacity {
             Some(committed)
@@ -92,7 +104,14 @@ impl Answer {
         let capacity = reported(view).unwrap_or_default();
         let (changed, to, message) = match undoing {
             Undoing::Nothing => {
-                let message = format!("claim {claim}: no growth is under way, so nothing was changed");
+                let message =
+                    format!("claim {claim}: no growth is under way, so nothing was changed");
+                (false, from, message)
+            }
+            Undoing::Unbound => {
+                let message = format!(
+                    "claim {claim}: nothing was changed; it has no volume yet, so no growth is under way, and Kubernetes changes the request of bound claims only: delete it and create it anew to ask for less"
+                );
                 (false, from, message)
             }
             Undoing::Committed => {
@@ -146,6 +165,6 @@ mod tests {
     fn what_is_committed_stays() {
         assert_eq!(Undoing::of(&samples::idle()), Undoing::Committed);
         assert_eq!(Undoing::of(&samples::mounted(2, 2)), Undoing::Nothing);
-        assert_eq!(Undoing::of(&samples::pending()), Undoing::Nothing);
+        assert_eq!(Undoing::of(&samples::pending()), Undoing::Unbound);
     }
 }

@@ -28,10 +28,15 @@ struct Found {
 pub fn run(verb: &Check) -> anyhow::Result<()> {
     let directory = verb.directory.display().to_string();
     let checked = checked(directory, &check(&verb.directory));
-    let text = output::text(verb.output, &checked, |_| render(&checked, output::colours()))?;
+    let text = output::text(verb.output, &checked, |_| {
+        render(&checked, output::colours())
+    })?;
     output::print(&text)?;
     if checked.damaged {
-        bail!("{} has damage that does not heal by itself", checked.directory);
+        bail!(
+            "{} has damage that does not heal by itself",
+            checked.directory
+        );
     }
     Ok(())
 }
@@ -54,8 +59,15 @@ fn checked(directory: String, report: &Report) -> Checked {
 }
 
 fn render(checked: &Checked, colours: bool) -> String {
-    let copies = if checked.replicas == 1 { "copy" } else { "copies" };
-    let summary = format!("{}: {} {copies} checked", checked.directory, checked.replicas);
+    let copies = if checked.replicas == 1 {
+        "copy"
+    } else {
+        "copies"
+    };
+    let summary = format!(
+        "{}: {} {copies} checked",
+        checked.directory, checked.replicas
+    );
     if checked.findings.is_empty() {
         return format!("{summary}, nothing wrong\n");
     }
@@ -66,7 +78,10 @@ fn render(checked: &Checked, colours: bool) -> String {
             "healable" => Tone::Moving,
             _ => Tone::Bad,
         };
-        table.row(vec![found.severity.to_owned(), found.message.clone()], Some(tone));
+        table.row(
+            vec![found.severity.to_owned(), found.message.clone()],
+            Some(tone),
+        );
     }
     format!("{summary}\n{}", table.render(colours))
 }
@@ -91,6 +106,9 @@ mod tests {
     fn an_empty_pool_is_sound() {
         let dir = tempfile::tempdir().unwrap();
         let found = checked("pool".to_owned(), &check(dir.path()));
-        assert_eq!(render(&found, false), "pool: 0 copies checked, nothing wrong\n");
+        assert_eq!(
+            render(&found, false),
+            "pool: 0 copies checked, nothing wrong\n"
+        );
     }
 }

@@ -27,7 +27,11 @@ async fn answer(service: &Service, verb: &Df) -> anyhow::Result<String> {
         Some(claim) if !verb.all_namespaces => vec![load(service, claim).await?],
         Some(claim) => {
             let mut views = load_all(&service.client, None).await?;
-            views.retain(|view| view.claim.as_ref().is_some_and(|each| each.name_any() == *claim));
+            views.retain(|view| {
+                view.claim
+                    .as_ref()
+                    .is_some_and(|each| each.name_any() == *claim)
+            });
             views
         }
         None => load_all(&service.client, namespace).await?,
@@ -74,24 +78,40 @@ impl Line {
         let state = State::of(view);
         let claim = view.claim.as_deref();
         let spec = claim.and_then(|claim| claim.spec.as_ref());
-        let usage = view.attachments.iter().find_map(|each| usage(view, each, mounts));
-        let devices = view.attachments.iter().filter_map(|each| each.status.as_ref()?.device.clone());
+        let usage = view
+            .attachments
+            .iter()
+            .find_map(|each| usage(view, each, mounts));
+        let devices = view
+            .attachments
+            .iter()
+            .filter_map(|each| each.status.as_ref()?.device.clone());
         let mut devices: Vec<String> = devices.collect();
         devices.dedup();
         let volume = view.volume.as_ref();
         Line {
-            namespace: claim.and_then(|claim| claim.namespace()).unwrap_or_default(),
+            namespace: claim
+                .and_then(|claim| claim.namespace())
+                .unwrap_or_default(),
             claim: claim.map(|claim| claim.name_any()).unwrap_or_default(),
             requested: requested(view),
             capacity: reported(view),
             use_percent: usage.as_ref().map(use_percent),
             usage,
             tone: Some(state.tone()),
-            paths: view.attachments.iter().map(|each| each.spec.path.clone()).collect(),
+            paths: view
+                .attachments
+                .iter()
+                .map(|each| each.spec.path.clone())
+                .collect(),
             class: spec.and_then(|spec| spec.storage_class_name.clone()),
             filesystem: volume.and_then(|volume| Some(volume.spec.filesystem?.name())),
             devices,
-            pools: view.replicas.iter().map(|each| each.spec.pool.clone()).collect(),
+            pools: view
+                .replicas
+                .iter()
+                .map(|each| each.spec.pool.clone())
+                .collect(),
             volume: volume.map(|volume| volume.name_any()),
             state: match &state {
                 State::Held(_) => "Held".to_owned(),
@@ -127,7 +147,10 @@ fn measured_here(view: &View, attachment: &Attachment, mounts: &[Mount]) -> Opti
     let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
     let backing = std::fs::read_to_string(backing).ok()?;
     let ours = view.replicas.iter().any(|replica| {
-        let path = replica.status.as_ref().and_then(|status| status.path.as_deref());
+        let path = replica
+            .status
+            .as_ref()
+            .and_then(|status| status.path.as_deref());
         path == Some(backing.trim_end())
     });
     // A block volume has no filesystem to measure at its path.
@@ -145,12 +168,23 @@ fn measured_here(view: &View, attachment: &Attachment, mounts: &[Mount]) -> Opti
 fn use_percent(usage: &Usage) -> u64 {
     let used = u128::from(usage.used.get());
     let all = used + u128::from(usage.available.get());
-    let percent = (used * 100).checked_div(all).map_or(0, |_| (used * 100).div_ceil(all));
+    let percent = (used * 100)
+        .checked_div(all)
+        .map_or(0, |_| (used * 100).div_ceil(all));
     u64::try_from(percent).unwrap_or_default()
 }
 
 fn render(lines: &[Line], namespaces: bool, wide: bool, colours: bool) -> String {
-    let mut header = vec!["CLAIM", "REQUESTED", "SIZE", "USED", "AVAIL", "USE%", "STATE", "PATH"];
+    let mut header = vec![
+        "CLAIM",
+        "REQUESTED",
+        "SIZE",
+        "USED",
+        "AVAIL",
+        "USE%",
+        "STATE",
+        "PATH",
+    ];
     if namespaces {
         header.insert(0, "NAMESPACE");
     }
@@ -158,7 +192,8 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, colours: bool) -> String
         header.extend(["CLASS", "FILESYSTEM", "DEVICE", "POOL", "VOLUME"]);
     }
     let known = |text: Option<String>| {
-        text.filter(|text| !text.is_empty()).unwrap_or_else(|| UNKNOWN.to_owned())
+        text.filter(|text| !text.is_empty())
+            .unwrap_or_else(|| UNKNOWN.to_owned())
     };
     let mut table = Table::toned(&header, "STATE");
     for line in lines {

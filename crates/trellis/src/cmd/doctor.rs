@@ -22,11 +22,16 @@ struct Diagnosis {
 /// Looks at this machine. It fails if something is missing that every claim needs.
 pub fn run(verb: &Doctor) -> anyhow::Result<()> {
     let diagnoses: Vec<Diagnosis> = examine().into_iter().map(diagnosis).collect();
-    let text = output::text(verb.output, &diagnoses, |_| render(&diagnoses, output::colours()))?;
+    let text = output::text(verb.output, &diagnoses, |_| {
+        render(&diagnoses, output::colours())
+    })?;
     output::print(&text)?;
     let missing = missing(&diagnoses);
     if !missing.is_empty() {
-        bail!("volumes cannot be used on this machine without: {}", missing.join(", "));
+        bail!(
+            "volumes cannot be used on this machine without: {}",
+            missing.join(", ")
+        );
     }
     Ok(())
 }
@@ -38,7 +43,11 @@ fn diagnosis(finding: Finding) -> Diagnosis {
 
 fn missing(diagnoses: &[Diagnosis]) -> Vec<&'static str> {
     let absent = |each: &&Diagnosis| each.essential && each.finding.state == FindingState::Absent;
-    diagnoses.iter().filter(absent).map(|each| each.finding.name).collect()
+    diagnoses
+        .iter()
+        .filter(absent)
+        .map(|each| each.finding.name)
+        .collect()
 }
 
 fn render(diagnoses: &[Diagnosis], colours: bool) -> String {
@@ -51,7 +60,11 @@ fn render(diagnoses: &[Diagnosis], colours: bool) -> String {
             FindingState::Absent if each.essential => ("MISSING", Tone::Bad),
             FindingState::Absent => ("absent", Tone::Moving),
         };
-        let mut cells = vec![finding.name.to_owned(), state.to_owned(), finding.detail.clone()];
+        let mut cells = vec![
+            finding.name.to_owned(),
+            state.to_owned(),
+            finding.detail.clone(),
+        ];
         // What is there needs neither a warning nor a remedy.
         if finding.state != FindingState::Present {
             cells.extend([finding.costs.to_owned(), finding.remedy.to_owned()]);

@@ -46,7 +46,11 @@ fn answer(view: &View, verb: &OneClaim) -> anyhow::Result<String> {
         State::Held(held) => ("Held".to_owned(), Some(held.clone())),
         other => (other.to_string(), None),
     };
-    let metadata = view.claim.as_ref().map(|claim| claim.metadata.clone()).unwrap_or_default();
+    let metadata = view
+        .claim
+        .as_ref()
+        .map(|claim| claim.metadata.clone())
+        .unwrap_or_default();
     let explanation = Explanation {
         claim: metadata.name.unwrap_or_default(),
         namespace: metadata.namespace.unwrap_or_default(),
@@ -55,13 +59,18 @@ fn answer(view: &View, verb: &OneClaim) -> anyhow::Result<String> {
         state: word,
         hold,
     };
-    output::text(verb.output.output, &explanation, |_| render(view, &explanation))
+    output::text(verb.output.output, &explanation, |_| {
+        render(view, &explanation)
+    })
 }
 
 /// Lines like those of `zpool status`: a word, a colon, what it is.
 fn render(view: &View, explanation: &Explanation) -> String {
     let mut lines = Lines::default();
-    lines.add("claim", &format!("{}/{}", explanation.namespace, explanation.claim));
+    lines.add(
+        "claim",
+        &format!("{}/{}", explanation.namespace, explanation.claim),
+    );
     lines.add("state", &explanation.state);
     lines.add("asks for", &human_or_unknown(explanation.requested));
     lines.add("has", &human_or_unknown(explanation.capacity));
@@ -79,8 +88,10 @@ fn render(view: &View, explanation: &Explanation) -> String {
         lines.add("see", &format!("docs/holds.md#{}", code.to_lowercase()));
         return lines.text;
     }
-    let measured: Vec<String> =
-        rungs(view).iter().map(|rung| format!("{} {}", rung.title(), human(rung.size))).collect();
+    let measured: Vec<String> = rungs(view)
+        .iter()
+        .map(|rung| format!("{} {}", rung.title(), human(rung.size)))
+        .collect();
     if !measured.is_empty() {
         lines.add("measured", &measured.join(", "));
     }

@@ -4,12 +4,13 @@ mod forecast;
 mod screen;
 mod wait;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use kube::Api;
 use kube::api::ListParams;
 use serde::Serialize;
+use tokio::time::Instant;
 use trellis_api::kinds::{Pool, Replica};
 use trellis_api::quantity::{Growth, QuantityError};
 use trellis_api::{Bytes, Hold};
@@ -20,7 +21,7 @@ use self::screen::Screen;
 use self::wait::Follow;
 use super::patch;
 use crate::claim_view::ladder::{RungView, rungs};
-use crate::claim_view::{self, growing, load, reported, requested};
+use crate::claim_view::{self, bound, growing, load, reported, requested};
 use crate::cli::{Global, Grow};
 use crate::connect::{Service, connect};
 use crate::exit::Ended;
@@ -58,6 +59,11 @@ enum Asked {
 /// What is added counts from the size that is asked for, or from the size that there is if that is
 /// larger: `+1Gi` twice is `+2Gi`, whether or not the first was done by then.
 fn asked(claim: &str, growth: Growth, view: &View) -> Result<Asked, Ended> {
+    if !view.claim.as_deref().is_some_and(bound) {
+        return Err(Ended::Refused(format!(
+            "claim {claim} has no volume yet, and Kubernetes changes the request of bound claims only; `trellis explain {claim}` says what it waits for"
+        )));
+    }
     let request = requested(view).unwrap_or_default();
     let base = match growth {
         Growth::To(_) => request,
@@ -119,7 +125,10 @@ fn tell(
     let text = output::text(verb.output, &answer, |_| match took_micros {
         Some(micros) => format!("claim {}: {had} -> {to} in {}\n", verb.claim, took(micros)),
         None if changed => {
-            format!("claim {}: {had} -> {to} asked for; see `trellis ladder {}`\n", verb.claim, verb.claim)
+            format!(
+                "claim {}: {had} -> {to} asked for; see `trellis ladder {}`\n",
+                verb.claim, verb.claim
+            )
         }
         None if growing(view) => format!(
             "claim {} asks for {to} already and has {had} so far; see `trellis explain {}`\n",
@@ -131,8 +140,13 @@ fn tell(
 }
 
 /// Waits until every layer was measured at the size; `to` is asked for first unless it already was.
-async fn wait_for(service: &Service, verb: &Grow, view: View, to: Option<Bytes>) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + verb.timeout;
+async fn wait_for(
+    service: &Service,
+    verb: &Grow,
+    view: View,
+    to: Option<Bytes>,
+) -> anyhow::Result<()> {
+    let deadline = Instant::now() + verb.timeout;
     let mut screen = Screen::new(verb.output, &rungs(&view));
     let mut follow = Follow::start(service, &view);
     follow.listed(deadline, verb.timeout).await?;
@@ -145,11 +159,19 @@ async fn wait_for(service: &Service, verb: &Grow, view: View, to: Option<Bytes>)
         }
         None => requested(&view).unwrap_or_default(),
     };
-    let grown = follow.reached(goal, deadline, verb.timeout, &mut screen).await;
-    let elapsed = started.elapsed();
+    let grown = follow
+        .reached(goal, deadline, verb.timeout, &mut screen)
+        .await;
     screen.end();
     let grown = grown?;
-    tell(service, verb, &view, goal, Some(elapsed), &rungs(&grown))
+    tell(
+        service,
+        verb,
+        &view,
+        goal,
+        Some(grown.at.duration_since(started)),
+        &grown.rungs,
+    )
 }
 
 /// Says what would happen. The service is asked whether it would take the request, and what comes after
@@ -157,9 +179,15 @@ async fn wait_for(service: &Service, verb: &Grow, view: View, to: Option<Bytes>)
 async fn dry_run(service: &Service, verb: &Grow, view: &View, to: Bytes) -> anyhow::Result<()> {
     let claim = view.claim.as_deref().context("the claim was not loaded")?;
     patch::request(service, claim, to, true).await?;
-    if let Some(class) = view.class.as_deref().filter(|class| class.allow_volume_expansion != Some(true)) {
+    if let Some(class) = view
+        .class
+        .as_deref()
+        .filter(|class| class.allow_volume_expansion != Some(true))
+    {
         let name = class.metadata.name.as_deref().unwrap_or_default();
-        let text = format!("StorageClass {name} does not allow growth: its allowVolumeExpansion is not true");
+        let text = format!(
+            "StorageClass {name} does not allow growth: its allowVolumeExpansion is not true"
+        );
         return Err(Ended::Refused(text).into());
     }
     let client = &service.client;
@@ -169,7 +197,9 @@ async fn dry_run(service: &Service, verb: &Grow, view: &View, to: Bytes) -> anyh
         claim_view::list(Api::<Replica>::all(client.clone()), &all),
     )?;
     let forecast = Forecast::new(view, pools, &replicas, to);
-    let text = output::text(verb.output, &forecast, |_| forecast.render(output::colours()))?;
+    let text = output::text(verb.output, &forecast, |_| {
+        forecast.render(output::colours())
+    })?;
     output::print(&text)?;
     match forecast.hold {
         Some(hold) => Err(held(hold)),
@@ -216,5 +246,12 @@ mod tests {
         assert!(refusal.contains("trellis cancel data"), "{refusal}");
         let refusal = of(&samples::mounted(2, 2), "1Gi").unwrap_err();
         assert!(refusal.contains("never shrink"), "{refusal}");
+    }
+
+    // Fails if a claim without a volume is said to have a size, or its owner is not told where to look.
+    #[test]
+    fn a_claim_without_a_volume_cannot_grow() {
+        let refusal = of(&samples::pending(), "2Gi").unwrap_err();
+        assert!(refusal.contains("trellis explain data"), "{refusal}");
     }
 }

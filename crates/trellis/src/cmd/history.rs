@@ -42,11 +42,19 @@ fn render(claim: &str, records: &[GrowthRecord], colours: bool) -> String {
         };
         let cells = vec![
             record.by.clone(),
-            record.requested_at.0.strftime("%Y-%m-%d %H:%M:%SZ").to_string(),
+            record
+                .requested_at
+                .0
+                .strftime("%Y-%m-%d %H:%M:%SZ")
+                .to_string(),
             human(record.from),
             human(record.to),
             took(micros_between(&record.requested_at, &record.finished_at)),
-            if rungs.is_empty() { UNKNOWN.to_owned() } else { rungs.join(", ") },
+            if rungs.is_empty() {
+                UNKNOWN.to_owned()
+            } else {
+                rungs.join(", ")
+            },
             result.to_owned(),
         ];
         table.row(cells, Some(tone));
@@ -56,7 +64,9 @@ fn render(claim: &str, records: &[GrowthRecord], colours: bool) -> String {
 
 /// A clock that was set back in between gives no time at all.
 fn micros_between(from: &MicroTime, to: &MicroTime) -> u64 {
-    let micros = to.0.as_microsecond().saturating_sub(from.0.as_microsecond());
+    let micros =
+        to.0.as_microsecond()
+            .saturating_sub(from.0.as_microsecond());
     u64::try_from(micros).unwrap_or_default()
 }
 

@@ -53,7 +53,10 @@ fn render(view: &View, ladder: &Ladder, now: Timestamp, colours: bool) -> String
     }
     if let Some(held) = &ladder.hold {
         let hold = &held.hold;
-        text.push_str(&format!("{}: {}\nwhat to do: {}\n", hold.reason, hold.message, held.action));
+        text.push_str(&format!(
+            "{}: {}\nwhat to do: {}\n",
+            hold.reason, hold.message, held.action
+        ));
     }
     text
 }

@@ -41,12 +41,19 @@ pub async fn request(
             "spec": { "resources": { "requests": { "storage": to.to_quantity() } } },
         });
         match api.patch(&name, &params, &Patch::Merge(&body)).await {
-            Err(kube::Error::Api(answer)) if answer.is_conflict() && tries < TRIES_MAX => tries += 1,
+            Err(kube::Error::Api(answer)) if answer.is_conflict() && tries < TRIES_MAX => {
+                tries += 1
+            }
             other => return other.map_err(|error| from_service(error, &what)),
         }
-        let now = api.get(&name).await.map_err(|error| from_service(error, &what))?;
+        let now = api
+            .get(&name)
+            .await
+            .map_err(|error| from_service(error, &what))?;
         if status::requested(&now) != expected || now.uid() != claim.uid() {
-            let text = format!("{what} was changed by someone else at the same time; look at it and try again");
+            let text = format!(
+                "{what} was changed by someone else at the same time; look at it and try again"
+            );
             return Err(Ended::Refused(text).into());
         }
         version = now.resource_version();
@@ -63,7 +70,9 @@ fn manager() -> String {
 }
 
 fn user_name(users: &str, id: u32) -> Option<String> {
-    let fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let fields = users
+        .lines()
+        .map(|line| line.split(':').collect::<Vec<_>>());
     let mut named = fields.filter_map(|fields| match fields[..] {
         [name, _, number, ..] if number.parse() == Ok(id) => Some(name.to_owned()),
         _ => None,

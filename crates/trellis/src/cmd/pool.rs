@@ -37,7 +37,9 @@ pub async fn list(global: &Global, how: &Output) -> anyhow::Result<()> {
             claim_view::list(Api::<Replica>::all(client.clone()), &all),
         )?;
         let ledger = Ledger::default();
-        replicas.iter().for_each(|replica| drop(ledger.note(None, Some(replica))));
+        replicas
+            .iter()
+            .for_each(|replica| drop(ledger.note(None, Some(replica))));
         let lines: Vec<Line> = pools.iter().map(|pool| Line::of(pool, &ledger)).collect();
         output::text(how.output, &lines, |wide| {
             render(&lines, wide, Timestamp::now(), output::colours())
@@ -96,7 +98,9 @@ impl Line {
 
 fn percent_of(size: Bytes, percent: u32) -> Bytes {
     let product = u128::from(size.get()) * u128::from(percent) / 100;
-    u64::try_from(product).map_or(Bytes::MAX, Bytes::new).min(Bytes::MAX)
+    u64::try_from(product)
+        .map_or(Bytes::MAX, Bytes::new)
+        .min(Bytes::MAX)
 }
 
 fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
@@ -109,7 +113,10 @@ fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
     }
     let mut table = Table::toned(&header, "READY");
     for line in lines {
-        let measured = line.observed_at.as_ref().map(|at| format!("{} ago", age(at, now)));
+        let measured = line
+            .observed_at
+            .as_ref()
+            .map(|at| format!("{} ago", age(at, now)));
         let cells = vec![
             line.name.clone(),
             line.node.clone(),
@@ -130,14 +137,24 @@ fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
 }
 
 /// Adds a directory of this machine as a pool. One that is there already is measured again.
-pub async fn add(global: &Global, name: &str, directory: &Path, overcommit: u32) -> anyhow::Result<()> {
+pub async fn add(
+    global: &Global,
+    name: &str,
+    directory: &Path,
+    overcommit: u32,
+) -> anyhow::Result<()> {
     let path = directory
         .canonicalize()
         .with_context(|| format!("{} cannot be used as a pool", directory.display()))?;
     if !path.is_dir() {
-        bail!("{} is not a directory, so it cannot be a pool", path.display());
+        bail!(
+            "{} is not a directory, so it cannot be a pool",
+            path.display()
+        );
     }
-    let path = path.to_str().context("the directory's name is not UTF-8, which objects cannot hold")?;
+    let path = path
+        .to_str()
+        .context("the directory's name is not UTF-8, which objects cannot hold")?;
     let service = connect(global).await?;
     let node = own_node(&service.client).await?;
     let what = format!("pool {name}");
@@ -147,12 +164,18 @@ pub async fn add(global: &Global, name: &str, directory: &Path, overcommit: u32)
         path: path.to_owned(),
         overcommit_percent: overcommit,
     };
-    match pools.create(&PostParams::default(), &Pool::new(name, spec.clone())).await {
+    match pools
+        .create(&PostParams::default(), &Pool::new(name, spec.clone()))
+        .await
+    {
         Ok(_) => return output::print(&format!("{what} added at {path}; see `trellis pool ls`\n")),
         Err(kube::Error::Api(answer)) if answer.is_already_exists() => {}
         Err(error) => return Err(from_service(error, &what)),
     }
-    let there = pools.get(name).await.map_err(|error| from_service(error, &what))?;
+    let there = pools
+        .get(name)
+        .await
+        .map_err(|error| from_service(error, &what))?;
     if (&there.spec.node, &there.spec.path) != (&spec.node, &spec.path) {
         let text = format!(
             "{what} is {} of node {} already; add {path} under another name",
@@ -164,9 +187,13 @@ pub async fn add(global: &Global, name: &str, directory: &Path, overcommit: u32)
         "metadata": { "annotations": { MEASURE: now() } },
         "spec": { "overcommitPercent": overcommit },
     });
-    let patched = pools.patch(name, &PatchParams::default(), &Patch::Merge(&body)).await;
+    let patched = pools
+        .patch(name, &PatchParams::default(), &Patch::Merge(&body))
+        .await;
     patched.map_err(|error| from_service(error, &what))?;
-    output::print(&format!("{what} is there already; it promises {overcommit}% now and is measured again\n"))
+    output::print(&format!(
+        "{what} is there already; it promises {overcommit}% now and is measured again\n"
+    ))
 }
 
 /// The node that this machine is: the only one there is, or the one with this machine's name.
@@ -177,7 +204,13 @@ async fn own_node(client: &Client) -> anyhow::Result<String> {
         [only] => Ok(only.clone()),
         several => {
             let own = several.iter().find(|name| **name == host_name()).cloned();
-            own.with_context(|| format!("this machine ({}) is none of the nodes {}", host_name(), several.join(", ")))
+            own.with_context(|| {
+                format!(
+                    "this machine ({}) is none of the nodes {}",
+                    host_name(),
+                    several.join(", ")
+                )
+            })
         }
     }
 }
@@ -193,7 +226,10 @@ mod tests {
         let ledger = Ledger::default();
         ledger.note(None, Some(&samples::replica(3, Some(2))));
         let ready = Line::of(&samples::pool(Bytes::gib(10), 150), &ledger);
-        let unmeasured = Line::of(&Pool::new("cold", samples::pool(Bytes::ZERO, 100).spec), &ledger);
+        let unmeasured = Line::of(
+            &Pool::new("cold", samples::pool(Bytes::ZERO, 100).spec),
+            &ledger,
+        );
         insta::assert_snapshot!(render(&[ready, unmeasured], true, samples::now(), false));
     }
 }

@@ -48,7 +48,9 @@ impl Forecast {
     /// Judges a growth of the claim in `view` to `to`, given all pools and all copies on them.
     pub fn new(view: &View, pools: Vec<Pool>, replicas: &[Replica], to: Bytes) -> Forecast {
         let ledger = Ledger::default();
-        replicas.iter().for_each(|replica| drop(ledger.note(None, Some(replica))));
+        replicas
+            .iter()
+            .for_each(|replica| drop(ledger.note(None, Some(replica))));
         let open = ledger.open();
         let rooms = Pools {
             pools: pools.into_iter().map(Arc::new).collect(),
@@ -108,8 +110,12 @@ fn copies(view: &View, rooms: &dyn Rooms, to: Bytes) -> Vec<Layer> {
             layer: format!("replica on pool {}", spec.pool),
             from: status.and_then(|status| status.capacity),
             to,
-            hold: room.err().or(damaged.filter(|hold| hold.reason == HoldReason::ReplicaDamaged)),
-            note: spec.thick.then(|| "every byte is allocated at once".to_owned()),
+            hold: room
+                .err()
+                .or(damaged.filter(|hold| hold.reason == HoldReason::ReplicaDamaged)),
+            note: spec
+                .thick
+                .then(|| "every byte is allocated at once".to_owned()),
         }
     };
     view.replicas.iter().map(copy).collect()
@@ -128,27 +134,40 @@ fn served(view: &View, to: Bytes) -> Option<Layer> {
 
 /// The layers where the volume is used, or what becomes of the filesystem where it is not.
 fn uses(view: &View, to: Bytes) -> Vec<Layer> {
-    let filesystem = view.volume.as_ref().and_then(|volume| volume.spec.filesystem);
+    let filesystem = view
+        .volume
+        .as_ref()
+        .and_then(|volume| volume.spec.filesystem);
     let mut layers = Vec::new();
     let mut nodes: Vec<&str> = Vec::new();
     for each in &view.attachments {
         let node = each.spec.node.as_str();
         let status = each.status.as_ref();
-        let rungs = status.map(|status| status.rungs.as_slice()).unwrap_or_default();
+        let rungs = status
+            .map(|status| status.rungs.as_slice())
+            .unwrap_or_default();
         if rungs.is_empty() || nodes.contains(&node) {
             continue;
         }
         nodes.push(node);
-        let here = view.attachments.iter().filter(|other| other.spec.node == node);
+        let here = view
+            .attachments
+            .iter()
+            .filter(|other| other.spec.node == node);
         let read_only = here.clone().all(|other| other.spec.read_only);
         for rung in rungs {
             let is_filesystem = rung.rung == trellis_api::Rung::Filesystem;
             let kept = read_only.then(|| {
-                let message = format!("It is mounted read-only at {} of node {node}.", each.spec.path);
+                let message = format!(
+                    "It is mounted read-only at {} of node {node}.",
+                    each.spec.path
+                );
                 Hold::new(HoldReason::ReadOnly, message)
             });
             let kept = kept.or_else(|| rung.hold.clone()).filter(|_| is_filesystem);
-            let note = filesystem.filter(|_| is_filesystem).map(|kind| online(kind, node));
+            let note = filesystem
+                .filter(|_| is_filesystem)
+                .map(|kind| online(kind, node));
             layers.push(Layer {
                 layer: rung.rung.to_string(),
                 from: Some(rung.size),
@@ -167,7 +186,9 @@ fn uses(view: &View, to: Bytes) -> Vec<Layer> {
 /// How a filesystem grows while it is mounted.
 fn online(kind: FilesystemKind, node: &str) -> String {
     match kind {
-        FilesystemKind::Xfs | FilesystemKind::Btrfs => format!("{} grows while it is mounted", kind.name()),
+        FilesystemKind::Xfs | FilesystemKind::Btrfs => {
+            format!("{} grows while it is mounted", kind.name())
+        }
         FilesystemKind::Ext4 | FilesystemKind::Ext3 => format!(
             "{} grows while it is mounted if Trellis on node {node} has CAP_SYS_RESOURCE",
             kind.name()
@@ -178,13 +199,22 @@ fn online(kind: FilesystemKind, node: &str) -> String {
 /// Nobody uses the volume: a filesystem on it grows with the next mount, and one that is not made yet
 /// is made at the full size.
 fn idle(view: &View, kind: FilesystemKind, to: Bytes) -> Layer {
-    let found = view.replicas.iter().find_map(|each| each.status.as_ref()?.content.as_ref()?.size);
+    let found = view
+        .replicas
+        .iter()
+        .find_map(|each| each.status.as_ref()?.content.as_ref()?.size);
     let (hold, note) = match found {
         Some(size) => {
-            let message = format!("The volume is not mounted; its {} has {size} and grows with the next mount.", kind.name());
+            let message = format!(
+                "The volume is not mounted; its {} has {size} and grows with the next mount.",
+                kind.name()
+            );
             (Some(Hold::new(HoldReason::NotMounted, message)), None)
         }
-        None => (None, Some("made at the first mount, at the full size".to_owned())),
+        None => (
+            None,
+            Some("made at the first mount, at the full size".to_owned()),
+        ),
     };
     Layer {
         layer: "filesystem".to_owned(),
@@ -202,7 +232,12 @@ mod tests {
 
     fn judged(view: &View, pool: Bytes, to: u64) -> Forecast {
         let replicas: Vec<Replica> = view.replicas.iter().map(|each| (**each).clone()).collect();
-        Forecast::new(view, vec![samples::pool(pool, 100)], &replicas, Bytes::gib(to))
+        Forecast::new(
+            view,
+            vec![samples::pool(pool, 100)],
+            &replicas,
+            Bytes::gib(to),
+        )
     }
 
     // Fails if a growth that would be done is foretold to be held, or a layer is left out.
@@ -217,7 +252,10 @@ mod tests {
     #[test]
     fn a_growth_beyond_the_pool_would_be_held() {
         let forecast = judged(&samples::mounted(2, 2), Bytes::gib(3), 4);
-        assert_eq!(forecast.hold.as_ref().map(|hold| hold.reason), Some(HoldReason::NoSpaceInPool));
+        assert_eq!(
+            forecast.hold.as_ref().map(|hold| hold.reason),
+            Some(HoldReason::NoSpaceInPool)
+        );
         insta::assert_snapshot!(forecast.render(false));
     }
 
@@ -225,7 +263,10 @@ mod tests {
     #[test]
     fn an_idle_filesystem_would_wait_for_a_mount() {
         let forecast = judged(&samples::idle(), Bytes::gib(10), 4);
-        assert_eq!(forecast.hold.map(|hold| hold.reason), Some(HoldReason::NotMounted));
+        assert_eq!(
+            forecast.hold.map(|hold| hold.reason),
+            Some(HoldReason::NotMounted)
+        );
     }
 
     // Fails if a read-only mount is foretold to grow.
@@ -236,13 +277,19 @@ mod tests {
             Arc::make_mut(attachment).spec.read_only = true;
         }
         let forecast = judged(&view, Bytes::gib(10), 4);
-        assert_eq!(forecast.hold.map(|hold| hold.reason), Some(HoldReason::ReadOnly));
+        assert_eq!(
+            forecast.hold.map(|hold| hold.reason),
+            Some(HoldReason::ReadOnly)
+        );
     }
 
     // Fails if a size that no volume can have is foretold as if it were one.
     #[test]
     fn a_size_that_no_volume_can_have_would_be_held() {
         let forecast = judged(&samples::mounted(2, 2), Bytes::MAX, 1 << 30);
-        assert_eq!(forecast.hold.map(|hold| hold.reason), Some(HoldReason::SizeTooLarge));
+        assert_eq!(
+            forecast.hold.map(|hold| hold.reason),
+            Some(HoldReason::SizeTooLarge)
+        );
     }
 }

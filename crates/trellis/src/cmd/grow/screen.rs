@@ -59,7 +59,9 @@ impl Screen {
             Way::Bars { all, bars } => {
                 for rung in rungs {
                     let from = *self.before.entry(key(rung)).or_insert(rung.size);
-                    let bar = bars.entry(key(rung)).or_insert_with(|| all.add(new_bar(rung)));
+                    let bar = bars
+                        .entry(key(rung))
+                        .or_insert_with(|| all.add(new_bar(rung)));
                     draw(bar, rung, from, goal);
                 }
             }
@@ -78,14 +80,21 @@ fn key(rung: &RungView) -> Key {
     (rung.title(), rung.node.clone())
 }
 
-/// A line for every rung that is larger than it was when it was shown last.
+/// A line for every rung that is larger than it was when it was shown last, lowest first: a rung whose
+/// news came before that of the rung below waits for it.
 fn raised(before: &mut HashMap<Key, Bytes>, rungs: &[RungView]) -> Vec<String> {
     let mut lines = Vec::new();
     for rung in rungs {
         let known = before.insert(key(rung), rung.size);
         if known.is_some_and(|size| rung.size > size) {
-            let time = rung.took_micros.map(|micros| format!(" {}", took(micros))).unwrap_or_default();
+            let time = rung
+                .took_micros
+                .map(|micros| format!(" {}", took(micros)))
+                .unwrap_or_default();
             lines.push(format!("{} {}{time}\n", rung.rung, human(rung.size)));
+        }
+        if rung.state != RungState::Ok {
+            break;
         }
     }
     lines
@@ -110,7 +119,10 @@ fn draw(bar: &ProgressBar, rung: &RungView, from: Bytes, goal: Bytes) {
     };
     bar.set_length(way);
     bar.set_position(gone);
-    let time = rung.took_micros.filter(|_| rung.size > from).map(|micros| format!(" in {}", took(micros)));
+    let time = rung
+        .took_micros
+        .filter(|_| rung.size > from)
+        .map(|micros| format!(" in {}", took(micros)));
     let state = match rung.state {
         RungState::Ok => time.unwrap_or_default(),
         _ => format!(" {}", rung.state_text()),

@@ -16,7 +16,7 @@ use trellis_control::claim::{provision, status};
 use trellis_control::view::View;
 
 use super::screen::Screen;
-use crate::claim_view::ladder::rungs;
+use crate::claim_view::ladder::{RungState, RungView, rungs};
 use crate::claim_view::{held, reported};
 use crate::connect::Service;
 use crate::exit::Ended;
@@ -25,6 +25,10 @@ use crate::exit::Ended;
 /// a hold of the size before may stand beside the new goal.
 const HOLD_SETTLES: Duration = Duration::from_millis(300);
 
+/// How long the rungs may lag behind the claim that already reports the size. They are objects of their
+/// own and are stored one after the other.
+const RUNGS_SETTLE: Duration = Duration::from_secs(1);
+
 /// How many kinds are followed.
 const KINDS: usize = 5;
 
@@ -32,6 +36,14 @@ const KINDS: usize = 5;
 pub struct Follow {
     view: View,
     updates: BoxStream<'static, Update>,
+}
+
+/// A claim that has its size.
+pub struct Reached {
+    /// When the claim was seen to report it.
+    pub at: Instant,
+    /// The rungs.
+    pub rungs: Vec<RungView>,
 }
 
 enum Update {
@@ -45,8 +57,13 @@ impl Follow {
     /// Begins to follow the claim in `view`.
     pub fn start(service: &Service, view: &View) -> Follow {
         let client = &service.client;
-        let claim = view.claim.as_ref().map(|claim| claim.name_any()).unwrap_or_default();
-        let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let claim = view
+            .claim
+            .as_ref()
+            .map(|claim| claim.name_any())
+            .unwrap_or_default();
+        let named =
+            |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
         let of_volume = watcher::Config::default().labels(&format!("{VOLUME_LABEL}={}", view.key));
         let namespace = &service.namespace;
         let (own, gone) = (claim.clone(), claim.clone());
@@ -105,7 +122,9 @@ impl Follow {
                 Ok(Some(Update::Listed)) => listed += 1,
                 Ok(Some(Update::Change(change))) => change(&mut self.view),
                 Ok(None) | Err(_) => {
-                    let text = format!("the service did not show the claim's objects within {limit:?}");
+                    let text = format!(
+                        "the service did not show the claim's objects within {limit:?}; nothing was changed"
+                    );
                     return Err(Ended::TimedOut(text).into());
                 }
             }
@@ -113,53 +132,68 @@ impl Follow {
         Ok(())
     }
 
-    /// Waits until the claim reports `requested`, and answers all that is known of it then.
+    /// Waits until the claim reports `requested`, and every rung with it.
     pub async fn reached(
         &mut self,
         requested: Bytes,
         deadline: Instant,
         limit: Duration,
         screen: &mut Screen,
-    ) -> anyhow::Result<View> {
+    ) -> anyhow::Result<Reached> {
         let goal = provision::goal(requested).unwrap_or(requested);
         let mut kept: Option<(Hold, Instant)> = None;
+        let mut reported_at: Option<Instant> = None;
         loop {
             let Some(claim) = self.view.claim.clone() else {
                 return Err(Ended::NotFound("the claim was deleted meanwhile".to_owned()).into());
             };
-            screen.show(&rungs(&self.view), goal);
+            let rungs = rungs(&self.view);
             let seen = status::requested(&claim).is_some_and(|size| size >= requested);
+            if seen {
+                screen.show(&rungs, goal);
+            }
             let has = status::reported(&claim).is_some_and(|size| size >= goal);
             if seen && has && status::progress(&claim).is_none() {
-                return Ok(self.view.clone());
+                let at = *reported_at.get_or_insert_with(Instant::now);
+                let all = rungs.iter().all(|rung| rung.state == RungState::Ok);
+                if all || Instant::now() >= at + RUNGS_SETTLE {
+                    return Ok(Reached { at, rungs });
+                }
             }
             // A hold counts once the controllers have taken up the size that is waited for.
             let taken = status::allocated(&claim).is_some_and(|size| size >= goal);
-            let now = held(&self.view).map(|held| held.hold).filter(|_| taken);
-            kept = match (now, kept) {
+            let hold = held(&self.view)
+                .map(|held| held.hold)
+                .filter(|_| taken && reported_at.is_none());
+            kept = match (hold, kept) {
                 (Some(hold), Some((before, since))) if hold == before => Some((hold, since)),
                 (Some(hold), _) => Some((hold, Instant::now())),
                 (None, _) => None,
             };
             let believed = kept.as_ref().filter(|(hold, _)| !passes(hold.reason));
-            let settled = believed.map_or(deadline, |(_, since)| *since + HOLD_SETTLES);
+            let settled = match (reported_at, believed) {
+                (Some(at), _) => at + RUNGS_SETTLE,
+                (None, Some((_, since))) => deadline.min(*since + HOLD_SETTLES),
+                (None, None) => deadline,
+            };
             tokio::select! {
                 update = self.updates.next() => match update {
                     Some(Update::Change(change)) => change(&mut self.view),
                     Some(Update::Listed) => {}
-                    None => return Err(self.late(&kept, limit)),
+                    None => return Err(self.late(kept.as_ref(), limit)),
                 },
-                () = sleep_until(settled.min(deadline)) => match kept {
-                    Some((hold, since)) if !passes(hold.reason) && Instant::now() >= since + HOLD_SETTLES => {
-                        return Err(Ended::Held(hold).into());
+                () = sleep_until(settled) => match (reported_at, believed) {
+                    (Some(_), _) => {}
+                    (None, Some((hold, since))) if Instant::now() >= *since + HOLD_SETTLES => {
+                        return Err(Ended::Held(hold.clone()).into());
                     }
-                    kept => return Err(self.late(&kept, limit)),
+                    (None, _) => return Err(self.late(kept.as_ref(), limit)),
                 },
             }
         }
     }
 
-    fn late(&self, kept: &Option<(Hold, Instant)>, limit: Duration) -> anyhow::Error {
+    fn late(&self, kept: Option<&(Hold, Instant)>, limit: Duration) -> anyhow::Error {
         let has = reported(&self.view).unwrap_or_default();
         let why = match kept {
             Some((hold, _)) => format!("held {}: {}", hold.reason, hold.message),
@@ -194,7 +228,9 @@ where
             Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
                 Some(Update::Change(Box::new(move |view| put(view, object))))
             }
-            Ok(watcher::Event::Delete(object)) => Some(Update::Change(Box::new(move |view| remove(view, object)))),
+            Ok(watcher::Event::Delete(object)) => {
+                Some(Update::Change(Box::new(move |view| remove(view, object))))
+            }
             Ok(watcher::Event::InitDone) => Some(Update::Listed),
             Ok(watcher::Event::Init) | Err(_) => None,
         };
@@ -204,7 +240,10 @@ where
 }
 
 fn put<K: ResourceExt>(objects: &mut Vec<Arc<K>>, object: K) {
-    match objects.iter_mut().find(|each| each.name_any() == object.name_any()) {
+    match objects
+        .iter_mut()
+        .find(|each| each.name_any() == object.name_any())
+    {
         Some(place) => *place = Arc::new(object),
         None => objects.push(Arc::new(object)),
     }

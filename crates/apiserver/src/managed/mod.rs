@@ -47,7 +47,14 @@ pub(crate) fn update(kind: &Kind, old: Option<&Value>, new: &mut Value, writer: 
     let reset = is_reset(new);
     let mut entries = old.filter(|_| !reset).map(read).unwrap_or_default();
     let nothing = json!({});
-    let difference = walk::difference(Shape { kind }, old.unwrap_or(&nothing), new);
+    let difference = walk::difference(
+        Shape {
+            kind,
+            owns_maps: true,
+        },
+        old.unwrap_or(&nothing),
+        new,
+    );
     for entry in &mut entries {
         entry.set.subtract(&difference.removed);
         if !entry.is(UPDATE, writer) {
@@ -71,7 +78,10 @@ pub(crate) fn apply(
     force: bool,
     writer: &Writer,
 ) -> Result<Value, Status> {
-    let shape = Shape { kind };
+    let shape = Shape {
+        kind,
+        owns_maps: false,
+    };
     let mut named = FieldSet::default();
     walk::fields(shape, "", configuration, &mut named);
     let mut new = live.clone();
@@ -144,9 +154,14 @@ impl Entry {
             api_version,
             ..
         } = self;
-        match subresource.as_str() {
-            "" => format!("{manager:?} using {api_version}"),
-            name => format!("{manager:?} with subresource {name:?} using {api_version}"),
+        let from = match subresource.as_str() {
+            "" => String::new(),
+            name => format!(" with subresource {name:?}"),
+        };
+        // An applier stands for its configuration, an updater for one version of the kind.
+        match self.operation.as_str() {
+            APPLY => format!("{manager:?}{from}"),
+            _ => format!("{manager:?}{from} using {api_version}"),
         }
     }
 }

@@ -59,6 +59,8 @@ pub(crate) enum ListType {
 #[derive(Clone, Copy)]
 pub(crate) struct Shape<'k> {
     pub(crate) kind: &'k Kind,
+    /// Whether a map with free keys counts as a field besides its entries: for updates it does.
+    pub(crate) owns_maps: bool,
 }
 
 impl Shape<'_> {
@@ -121,7 +123,7 @@ pub(super) fn step(list: ListType, entry: &Value) -> String {
 pub(crate) fn fields(shape: Shape<'_>, path: &str, value: &Value, into: &mut FieldSet) {
     match value {
         Value::Object(map) if !shape.is_atomic_map(path) => {
-            if !path.is_empty() && (map.is_empty() || is_map(path)) {
+            if !path.is_empty() && (map.is_empty() || (shape.owns_maps && is_map(path))) {
                 into.member = true;
             }
             for (field, child) in map.iter().filter(|(_, child)| !child.is_null()) {

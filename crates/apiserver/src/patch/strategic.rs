@@ -25,7 +25,15 @@ pub(super) fn apply(kind: &Kind, object: &mut Value, patch: &Value) -> Result<()
     let Value::Object(map) = object else {
         return Ok(());
     };
-    merge_map(Shape { kind }, "", map, patch)
+    merge_map(
+        Shape {
+            kind,
+            owns_maps: false,
+        },
+        "",
+        map,
+        patch,
+    )
 }
 
 fn merge_map(

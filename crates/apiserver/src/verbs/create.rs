@@ -5,6 +5,7 @@ use http::StatusCode;
 
 use super::{Answer, Call};
 use crate::decode::{self, FieldValidation};
+use crate::meta;
 use crate::pipeline::{self, Ownership};
 use crate::request;
 use crate::status::Status;
@@ -27,9 +28,13 @@ pub(crate) async fn create(call: Call<'_>, body: Bytes) -> Result<Answer, Status
         }
         Ok(stored)
     });
-    Ok(Answer::object(
-        StatusCode::CREATED,
-        &*stored.await?,
-        warnings,
-    ))
+    let stored = stored.await?;
+    let mut answer = Answer::object(StatusCode::CREATED, &stored, warnings);
+    if dry_run {
+        // What was never stored has no version.
+        let mut object = stored.value();
+        meta::remove(&mut object, "resourceVersion");
+        answer.json = object.to_string().into();
+    }
+    Ok(answer)
 }

@@ -221,7 +221,15 @@ impl Job {
         }
         // Types have required fields; the live object lends those that a partial configuration leaves out.
         let mut whole = live.cloned().unwrap_or_else(|| json!({}));
-        managed::walk::merge(managed::walk::Shape { kind }, "", &mut whole, sent);
+        managed::walk::merge(
+            managed::walk::Shape {
+                kind,
+                owns_maps: false,
+            },
+            "",
+            &mut whole,
+            sent,
+        );
         decode::identify(kind, &mut whole)?;
         let normal = decode::normalise(kind, whole)?;
         if let Some(first) = normal.unknown.first() {

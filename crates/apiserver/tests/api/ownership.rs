@@ -67,7 +67,7 @@ async fn applying_creates_conflicts_forces_and_lets_go() {
     apply("two", json!({ "a": "2" })).await.refused(
         409,
         "Conflict",
-        "Apply failed with 1 conflict: conflict with \"one\" using v1: .data.a",
+        "Apply failed with 1 conflict: conflict with \"one\": .data.a",
     );
     let forced = server
         .patch(

@@ -104,6 +104,7 @@ async fn a_dry_run_answers_and_changes_nothing() {
         .await
         .expect(201);
     assert!(made["metadata"]["uid"].is_string());
+    assert_eq!(made["metadata"].get("resourceVersion"), None);
     assert_eq!(server.get(&format!("{MAPS}/x")).await.code, 404);
     assert_eq!(server.api.stats(), before);
     server.post(MAPS, config("x", "1")).await.expect(201);

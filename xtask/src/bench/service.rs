@@ -98,7 +98,7 @@ pub async fn written(client: &Client) -> anyhow::Result<Written> {
     Ok(Written {
         flushes: field("flushes")?,
         writes: field("writes")?,
-        in_flushes: Duration::from_nanos(field("flushNanos")?),
+        in_flushes: Duration::from_nanos(field("flushNs")?),
     })
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::ResourceExt;
-use trellis_api::kinds::{Attachment, Pool, Replica};
+use trellis_api::kinds::{Attachment, Pool, Replica, RungStatus};
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, Stage, Use};
@@ -23,6 +23,8 @@ pub struct Job {
     pub uses: Vec<UseJob>,
     /// How the volume is brought into use, apart from where its bytes lie.
     pub staging: Option<Stage>,
+    /// The rungs as they were last reported.
+    pub reported: Vec<RungStatus>,
 }
 
 /// The work for one replica.
@@ -91,13 +93,36 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
         .as_ref()
         .map(|volume| volume.spec.capacity)
         .unwrap_or_default();
+    let reported = reported(view);
     Job {
         goal,
         replica,
         endings,
         uses,
         staging,
+        reported,
     }
+}
+
+/// All rungs as they were last reported. Those that are found unchanged keep their times, so that a look
+/// that finds nothing new writes nothing.
+fn reported(view: &View) -> Vec<RungStatus> {
+    let replicas = view
+        .replicas
+        .iter()
+        .filter_map(|each| each.status.as_ref()?.rung.clone());
+    let target = view
+        .target
+        .iter()
+        .filter_map(|each| each.status.as_ref()?.rung.clone());
+    let attached = view
+        .attachments
+        .iter()
+        .filter_map(|each| each.status.as_ref());
+    replicas
+        .chain(target)
+        .chain(attached.flat_map(|status| status.rungs.clone()))
+        .collect()
 }
 
 /// The oldest use comes first: it is the one that a claim for a single use goes to.

@@ -169,8 +169,7 @@ fn use_and_climb(
         stage: in_use.as_ref(),
         early,
     };
-    let before = reported(job);
-    match climb(&subject, job.goal, &before) {
+    match climb(&subject, job.goal, &job.reported) {
         Ok(ladder) => outcome.ladder = ladder,
         Err(hold) => {
             outcome.replica = Some(Err(hold));
@@ -213,21 +212,6 @@ fn idle_content(
     } else {
         machine.content(&found.data, size)
     }
-}
-
-/// The rungs as they were last reported.
-fn reported(job: &Job) -> Vec<RungStatus> {
-    let replica = job
-        .replica
-        .as_ref()
-        .and_then(|each| each.object.status.as_ref()?.rung.clone());
-    let attached = job
-        .uses
-        .iter()
-        .filter_map(|each| each.object.status.as_ref());
-    let mut rungs: Vec<RungStatus> = replica.into_iter().collect();
-    rungs.extend(attached.flat_map(|status| status.rungs.clone()));
-    rungs
 }
 
 /// The ladder of one volume on this node.

@@ -141,3 +141,22 @@ fn many_claims_grow_at_the_same_time() {
         service.wait_size(name, &format!("{}Mi", 400 + index));
     }
 }
+
+// Fails if a look at a volume that finds nothing new writes something, which would be looked at again.
+#[test]
+fn a_volume_at_rest_is_left_alone() {
+    let service = Service::start();
+    service.claim("data", "", "320Mi");
+    service.claim("idle", "", "320Mi");
+    service.mount("data");
+    service.trellis(&["grow", "data", "400Mi", "--wait"]);
+    let flushes = |service: &Service| {
+        let stats: serde_json::Value = serde_json::from_str(&service.kubectl(&["get", "--raw", "/debug/store"])).unwrap();
+        stats["flushes"].as_u64().unwrap()
+    };
+    service.wait("the service comes to rest", |service| {
+        let before = flushes(service);
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        (flushes(service) == before).then_some(())
+    });
+}

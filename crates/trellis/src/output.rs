@@ -18,6 +18,8 @@ pub const UNKNOWN: &str = "-";
 
 /// Spaces between two columns, as kubectl has them.
 const COLUMN_GAP: u16 = 3;
+/// The longest exact size that is shown where a person compares sizes.
+const PRECISE_CHARS_MAX: usize = 8;
 /// How many characters a bar has.
 const BAR_WIDTH: u64 = 10;
 
@@ -206,6 +208,22 @@ pub fn human(size: Bytes) -> String {
     }
 }
 
+/// A size for a person who compares it with another: exact where that is short, since two sizes that
+/// differ by little must not look the same.
+pub fn precise(size: Bytes) -> String {
+    let exact = size.to_string();
+    if exact.ends_with('i') && exact.len() <= PRECISE_CHARS_MAX {
+        exact
+    } else {
+        human(size)
+    }
+}
+
+/// A size that may not be known, for a person who compares it.
+pub fn precise_or_unknown(size: Option<Bytes>) -> String {
+    size.map_or_else(|| UNKNOWN.to_owned(), precise)
+}
+
 /// A size that may not be known.
 pub fn human_or_unknown(size: Option<Bytes>) -> String {
     size.map_or_else(|| UNKNOWN.to_owned(), human)
@@ -279,6 +297,15 @@ mod tests {
         for (bytes, expected) in cases {
             assert_eq!(human(Bytes::new(bytes)), expected, "{bytes}");
         }
+    }
+
+    // Fails if two sizes that differ look the same, or an odd size becomes a number to count digits of.
+    #[test]
+    fn sizes_to_compare_are_exact_where_that_is_short() {
+        assert_eq!(precise(Bytes::mib(9226)), "9226Mi");
+        assert_eq!(precise(Bytes::gib(9)), "9Gi");
+        assert_eq!(precise(Bytes::new(71_848_696 << 10)), "68.5Gi");
+        assert_eq!(precise(Bytes::new((1 << 30) + 1)), "1Gi");
     }
 
     // Fails if a time loses its unit or is rounded in the wrong place.

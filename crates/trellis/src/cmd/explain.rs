@@ -9,7 +9,7 @@ use crate::claim_view::ladder::rungs;
 use crate::claim_view::{Held, State, load, reported, requested};
 use crate::cli::{Global, OneClaim};
 use crate::connect::connect;
-use crate::output::{self, human, human_or_unknown};
+use crate::output::{self, precise, precise_or_unknown};
 
 /// Explains the state of a claim; a claim that is held gives the exit code of a hold.
 pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
@@ -72,8 +72,8 @@ fn render(view: &View, explanation: &Explanation) -> String {
         &format!("{}/{}", explanation.namespace, explanation.claim),
     );
     lines.add("state", &explanation.state);
-    lines.add("asks for", &human_or_unknown(explanation.requested));
-    lines.add("has", &human_or_unknown(explanation.capacity));
+    lines.add("asks for", &precise_or_unknown(explanation.requested));
+    lines.add("has", &precise_or_unknown(explanation.capacity));
     if let Some(held) = &explanation.hold {
         if let Some(rung) = held.rung {
             lines.add("held at", &format!("the {rung}"));
@@ -90,7 +90,7 @@ fn render(view: &View, explanation: &Explanation) -> String {
     }
     let measured: Vec<String> = rungs(view)
         .iter()
-        .map(|rung| format!("{} {}", rung.title(), human(rung.size)))
+        .map(|rung| format!("{} {}", rung.title(), precise(rung.size)))
         .collect();
     if !measured.is_empty() {
         lines.add("measured", &measured.join(", "));

@@ -7,7 +7,7 @@ use super::changes;
 use crate::claim_view::load;
 use crate::cli::{Global, OneClaim};
 use crate::connect::connect;
-use crate::output::{self, Table, Tone, UNKNOWN, human, took};
+use crate::output::{self, Table, Tone, UNKNOWN, precise, took};
 
 /// Shows the growths of a claim that are over, newest last.
 pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
@@ -47,8 +47,8 @@ fn render(claim: &str, records: &[GrowthRecord], colours: bool) -> String {
                 .0
                 .strftime("%Y-%m-%d %H:%M:%SZ")
                 .to_string(),
-            human(record.from),
-            human(record.to),
+            precise(record.from),
+            precise(record.to),
             took(micros_between(&record.requested_at, &record.finished_at)),
             if rungs.is_empty() {
                 UNKNOWN.to_owned()

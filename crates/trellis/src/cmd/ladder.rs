@@ -8,7 +8,7 @@ use crate::claim_view::ladder::{Ladder, ladder};
 use crate::claim_view::{goal, load};
 use crate::cli::{Global, Ladder as Verb};
 use crate::connect::connect;
-use crate::output::{self, Table, UNKNOWN, age, bar, human, human_or_unknown, took};
+use crate::output::{self, Table, UNKNOWN, age, bar, precise, precise_or_unknown, took};
 
 /// Shows the ladder of a claim.
 pub async fn run(global: &Global, verb: &Verb) -> anyhow::Result<()> {
@@ -29,8 +29,8 @@ fn render(view: &View, ladder: &Ladder, now: Timestamp, colours: bool) -> String
         "claim {}/{} asks for {} and has {}\n",
         ladder.namespace,
         ladder.claim,
-        human_or_unknown(ladder.requested),
-        human_or_unknown(ladder.capacity),
+        precise_or_unknown(ladder.requested),
+        precise_or_unknown(ladder.capacity),
     );
     if ladder.rungs.is_empty() {
         text.push_str("nothing has been measured yet\n");
@@ -41,7 +41,7 @@ fn render(view: &View, ladder: &Ladder, now: Timestamp, colours: bool) -> String
             let measured = rung.observed_at.as_ref();
             let cells = vec![
                 rung.title(),
-                human(rung.size),
+                precise(rung.size),
                 bar(rung.size, want),
                 measured.map_or_else(|| UNKNOWN.to_owned(), |at| format!("{} ago", age(at, now))),
                 rung.took_micros.map_or_else(|| UNKNOWN.to_owned(), took),

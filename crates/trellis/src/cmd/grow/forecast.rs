@@ -13,7 +13,7 @@ use trellis_control::ledger::Ledger;
 use trellis_control::view::View;
 
 use crate::claim_view::reported;
-use crate::output::{Table, Tone, human, human_or_unknown};
+use crate::output::{Table, Tone, precise, precise_or_unknown};
 
 /// The layers of a claim after a growth, lowest first.
 #[derive(Debug, Serialize)]
@@ -88,8 +88,8 @@ impl Forecast {
             kept |= layer.hold.is_some();
             let cells = vec![
                 layer.layer.clone(),
-                human_or_unknown(layer.from),
-                human(layer.to),
+                precise_or_unknown(layer.from),
+                precise(layer.to),
                 would,
                 layer.note.clone().unwrap_or_default(),
             ];

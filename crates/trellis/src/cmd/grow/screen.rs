@@ -8,7 +8,7 @@ use trellis_api::Bytes;
 
 use crate::claim_view::ladder::{RungState, RungView};
 use crate::cli::Format;
-use crate::output::{self, human, took};
+use crate::output::{self, precise, took};
 
 /// Every rung has its own bar, named by the rung and the pool or node where it is.
 type Key = (String, Option<String>);
@@ -91,7 +91,7 @@ fn raised(before: &mut HashMap<Key, Bytes>, rungs: &[RungView]) -> Vec<String> {
                 .took_micros
                 .map(|micros| format!(" {}", took(micros)))
                 .unwrap_or_default();
-            lines.push(format!("{} {}{time}\n", rung.rung, human(rung.size)));
+            lines.push(format!("{} {}{time}\n", rung.rung, precise(rung.size)));
         }
         if rung.state != RungState::Ok {
             break;
@@ -127,7 +127,7 @@ fn draw(bar: &ProgressBar, rung: &RungView, from: Bytes, goal: Bytes) {
         RungState::Ok => time.unwrap_or_default(),
         _ => format!(" {}", rung.state_text()),
     };
-    bar.set_message(format!("{}{state}", human(rung.size)));
+    bar.set_message(format!("{}{state}", precise(rung.size)));
 }
 
 #[cfg(test)]

@@ -146,6 +146,8 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::claim_view::samples;
 
@@ -158,6 +160,21 @@ mod tests {
             committed: Bytes::gib(1),
         };
         assert_eq!(Undoing::of(&samples::refused()), expected);
+    }
+
+    // Fails if the part of a growth that a copy already has is called off, or the rest is not.
+    #[test]
+    fn a_growth_that_is_half_done_goes_back_to_what_is_committed() {
+        let mut view = samples::mounted(1, 4);
+        view.replicas = vec![Arc::new(samples::replica(4, Some(2)))];
+        let undoing = Undoing::of(&view);
+        let expected = Undoing::Lower {
+            to: Bytes::gib(2),
+            committed: Bytes::gib(2),
+        };
+        assert_eq!(undoing, expected);
+        let message = Answer::new("default", "data", &view, undoing).message;
+        assert!(message.contains("2Gi stays"), "{message}");
     }
 
     // Fails if what a copy already has is promised to be undone.

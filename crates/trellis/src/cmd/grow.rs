@@ -76,7 +76,7 @@ fn asked(claim: &str, growth: Growth, view: &View) -> Result<Asked, Ended> {
             "claim {claim} asks for {request} already, and a growth never makes smaller; call that growth off first with `trellis cancel {claim}`"
         ))),
         Err(QuantityError::BelowCurrent { .. }) => Err(Ended::Refused(format!(
-            "claim {claim} has {request} already, and volumes never shrink"
+            "claim {claim} has {request} already, and volumes never shrink; `trellis cancel {claim}` calls off a growth that is not done, and none is under way"
         ))),
         Err(error) => Err(Ended::Refused(error.to_string())),
     }

@@ -234,9 +234,13 @@ pub struct Doctor {
 
 /// A time such as `30s`, `5m` or `500ms`.
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let split = text
+        .find(|letter: char| !letter.is_ascii_digit())
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
-    let number: u64 = number.parse().map_err(|_| format!("{text:?} is not a time such as 30s or 5m"))?;
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is not a time such as 30s or 5m"))?;
     let millis = match unit {
         "ms" => Some(number),
         "" | "s" => number.checked_mul(1_000),
@@ -244,7 +248,9 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         "h" => number.checked_mul(3_600_000),
         _ => return Err(format!("{unit:?} is not a unit of time; use ms, s, m or h")),
     };
-    millis.map(Duration::from_millis).ok_or_else(|| format!("{text:?} is too long a time"))
+    millis
+        .map(Duration::from_millis)
+        .ok_or_else(|| format!("{text:?} is too long a time"))
 }
 
 #[cfg(test)]

@@ -27,12 +27,17 @@ pub async fn connect(global: &Global) -> anyhow::Result<Service> {
         );
         return Err(Ended::Unreachable(text).into());
     }
-    let file = Kubeconfig::read_from(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let file = Kubeconfig::read_from(&path)
+        .with_context(|| format!("{} cannot be read", path.display()))?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
         .with_context(|| format!("{} is not a valid kubeconfig", path.display()))?;
-    let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).context("no connection can be made from the kubeconfig")?;
+    let namespace = global
+        .namespace
+        .clone()
+        .unwrap_or_else(|| config.default_namespace.clone());
+    let client =
+        Client::try_from(config).context("no connection can be made from the kubeconfig")?;
     Ok(Service { client, namespace })
 }
 
@@ -44,5 +49,7 @@ fn kubeconfig_path(global: &Global) -> PathBuf {
     let named = std::env::var_os("KUBECONFIG");
     let named = named.iter().flat_map(|paths| std::env::split_paths(paths));
     let mut named = named.filter(|path| !path.as_os_str().is_empty());
-    named.find(|path| path.exists()).unwrap_or_else(|| global.data.join("kubeconfig"))
+    named
+        .find(|path| path.exists())
+        .unwrap_or_else(|| global.data.join("kubeconfig"))
 }

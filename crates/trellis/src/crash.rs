@@ -16,7 +16,9 @@ static LEFT: AtomicU32 = AtomicU32::new(0);
 /// Installs the hook if the environment asks for it. A step that does not exist is said on standard
 /// error, so that a test with a misspelt name does not pass by doing nothing.
 pub fn arm() {
-    let Ok(text) = std::env::var(VARIABLE) else { return };
+    let Ok(text) = std::env::var(VARIABLE) else {
+        return;
+    };
     let (name, count) = text.split_once(':').unwrap_or((&text, "1"));
     let (Some(fatal), Ok(count)) = (Step::from_name(name), count.parse()) else {
         eprintln!("trellis: {VARIABLE}={text:?} names no step");

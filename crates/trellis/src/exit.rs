@@ -36,7 +36,13 @@ impl fmt::Display for Ended {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Ended::Held(hold) => {
-                write!(out, "held: {}\n  {}\n  what to do: {}", hold.reason, hold.message, hold.reason.action())
+                write!(
+                    out,
+                    "held: {}\n  {}\n  what to do: {}",
+                    hold.reason,
+                    hold.message,
+                    hold.reason.action()
+                )
             }
             Ended::NotFound(text)
             | Ended::Refused(text)
@@ -51,7 +57,9 @@ impl std::error::Error for Ended {}
 /// Turns an answer of the service into the way a verb ends: `what` names the object that was asked for.
 pub fn from_service(error: kube::Error, what: &str) -> anyhow::Error {
     match error {
-        kube::Error::Api(status) if status.code == 404 => Ended::NotFound(format!("{what} does not exist")).into(),
+        kube::Error::Api(status) if status.code == 404 => {
+            Ended::NotFound(format!("{what} does not exist")).into()
+        }
         kube::Error::Api(status) if (400..500).contains(&status.code) => {
             Ended::Refused(format!("the service refused: {}", status.message)).into()
         }

@@ -26,11 +26,19 @@ impl ThisMachine {
         let (mounts, notes) = (data.join("mounts"), data.join("formatting"));
         std::fs::create_dir_all(&mounts)?;
         std::fs::create_dir_all(&notes)?;
-        Ok(ThisMachine { mounts, notes, pools: Mutex::default() })
+        Ok(ThisMachine {
+            mounts,
+            notes,
+            pools: Mutex::default(),
+        })
     }
 
     /// Opens a pool once and keeps it, and with it the lock that keeps other processes away.
-    fn with_pool<T>(&self, path: &Path, act: impl FnOnce(&Pool) -> Result<T, Hold>) -> Result<T, Hold> {
+    fn with_pool<T>(
+        &self,
+        path: &Path,
+        act: impl FnOnce(&Pool) -> Result<T, Hold>,
+    ) -> Result<T, Hold> {
         let pool = {
             let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
             match pools.get(path) {
@@ -46,7 +54,9 @@ impl ThisMachine {
     }
 
     fn replica(&self, place: &ReplicaPlace) -> Result<Replica, Hold> {
-        let replica = self.with_pool(&place.pool, |pool| pool.open_replica(&place.name).map_err(store_hold))?;
+        let replica = self.with_pool(&place.pool, |pool| {
+            pool.open_replica(&place.name).map_err(store_hold)
+        })?;
         let (found, asked) = (replica.identity(), identity(place)?);
         if found != asked {
             let message = format!("Replica {} holds {found}, not {asked}.", place.name);
@@ -67,21 +77,35 @@ impl ThisMachine {
 fn identity(place: &ReplicaPlace) -> Result<Identity, Hold> {
     let parse = |text: &str| {
         text.parse().map_err(|_| {
-            let message = format!("Replica {} has the identity {text:?}, which is none.", place.name);
+            let message = format!(
+                "Replica {} has the identity {text:?}, which is none.",
+                place.name
+            );
             Hold::new(HoldReason::ReplicaDamaged, message)
         })
     };
-    Ok(Identity { volume: parse(&place.volume_id)?, replica: parse(&place.replica_id)? })
+    Ok(Identity {
+        volume: parse(&place.volume_id)?,
+        replica: parse(&place.replica_id)?,
+    })
 }
 
 fn provisioning(place: &ReplicaPlace) -> Provisioning {
-    if place.thick { Provisioning::Thick } else { Provisioning::Thin }
+    if place.thick {
+        Provisioning::Thick
+    } else {
+        Provisioning::Thin
+    }
 }
 
 fn found(replica: &Replica) -> Result<ReplicaFound, Hold> {
     let measure = replica.measure().map_err(store_hold)?;
     // A volume that is used where it lies serves what its data file holds.
-    Ok(ReplicaFound { size: measure.size(), served: measure.data.min(measure.superblock), data: replica.data_path() })
+    Ok(ReplicaFound {
+        size: measure.size(),
+        served: measure.data.min(measure.superblock),
+        data: replica.data_path(),
+    })
 }
 
 impl Machine for ThisMachine {
@@ -99,7 +123,8 @@ impl Machine for ThisMachine {
     fn make_replica(&self, place: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold> {
         let identity = identity(place)?;
         let made = self.with_pool(&place.pool, |pool| {
-            pool.create(&place.name, identity, size, provisioning(place)).map_err(store_hold)
+            pool.create(&place.name, identity, size, provisioning(place))
+                .map_err(store_hold)
         })?;
         found(&made)
     }
@@ -109,22 +134,40 @@ impl Machine for ThisMachine {
     }
 
     fn raise_replica(&self, place: &ReplicaPlace, to: Bytes) -> Result<(), Hold> {
-        self.replica(place)?.grow(to, provisioning(place)).map(drop).map_err(store_hold)
+        self.replica(place)?
+            .grow(to, provisioning(place))
+            .map(drop)
+            .map_err(store_hold)
     }
 
     fn remove_replica(&self, place: &ReplicaPlace) -> Result<(), Hold> {
-        self.with_pool(&place.pool, |pool| pool.remove(&place.name).map_err(store_hold))
+        self.with_pool(&place.pool, |pool| {
+            pool.remove(&place.name).map_err(store_hold)
+        })
     }
 
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {
         match probe::probe(backing) {
-            Ok(probe::Content::Empty) => Some(Content { kind: "empty".to_owned(), size: None, full: true }),
-            Ok(probe::Content::Filesystem { kind, size: own, geometry, .. }) => Some(Content {
+            Ok(probe::Content::Empty) => Some(Content {
+                kind: "empty".to_owned(),
+                size: None,
+                full: true,
+            }),
+            Ok(probe::Content::Filesystem {
+                kind,
+                size: own,
+                geometry,
+                ..
+            }) => Some(Content {
                 kind: kind.name().to_owned(),
                 size: Some(own),
                 full: own >= geometry.largest_fit(size),
             }),
-            Ok(foreign) => Some(Content { kind: foreign.to_string(), size: None, full: true }),
+            Ok(foreign) => Some(Content {
+                kind: foreign.to_string(),
+                size: None,
+                full: true,
+            }),
             Err(error) => {
                 tracing::warn!(%error, backing = %backing.display(), "the content of a volume cannot be read");
                 None
@@ -151,41 +194,70 @@ impl Machine for ThisMachine {
     fn find_stage(&self, stage: &Stage) -> Result<StageFound, Hold> {
         let observation = self.observe(stage)?;
         let Some(device) = observation.device else {
-            let message = format!("No block device carries {} any more.", stage.backing.display());
+            let message = format!(
+                "No block device carries {} any more.",
+                stage.backing.display()
+            );
             return Err(Hold::new(HoldReason::DeviceGone, message));
         };
-        let mut rungs = vec![RungFound { rung: Rung::Device, size: device.size, full: false }];
+        let mut rungs = vec![RungFound {
+            rung: Rung::Device,
+            size: device.size,
+            full: false,
+        }];
         if stage.filesystem.is_some() {
             let Some(filesystem) = observation.filesystem else {
-                let message = format!("{} carries no filesystem that can be read.", device.path.display());
+                let message = format!(
+                    "{} carries no filesystem that can be read.",
+                    device.path.display()
+                );
                 return Err(Hold::new(HoldReason::FilesystemUnsupported, message));
             };
             let size = filesystem.geometry.size();
-            rungs.push(RungFound { rung: Rung::Filesystem, size, full: size >= filesystem.largest_fit });
+            rungs.push(RungFound {
+                rung: Rung::Filesystem,
+                size,
+                full: size >= filesystem.largest_fit,
+            });
         }
-        let usage = observation.staged.then(|| volume::usage(&self.mount_of(stage)).ok()).flatten();
+        let usage = observation
+            .staged
+            .then(|| volume::usage(&self.mount_of(stage)).ok())
+            .flatten();
         let usage = usage.map(|usage| Usage {
             used: usage.bytes_used,
             available: usage.bytes_available,
             inodes_used: usage.inodes_used,
             inodes_free: usage.inodes_available,
         });
-        Ok(StageFound { device: device.path.display().to_string(), rungs, usage })
+        Ok(StageFound {
+            device: device.path.display().to_string(),
+            rungs,
+            usage,
+        })
     }
 
     fn raise_stage(&self, stage: &Stage, rung: Rung, to: Bytes) -> Result<(), Hold> {
         match (rung, stage.filesystem) {
-            (Rung::Device, _) => volume::grow_device(&stage.backing, to).map(drop).map_err(node_hold),
+            (Rung::Device, _) => volume::grow_device(&stage.backing, to)
+                .map(drop)
+                .map_err(node_hold),
             (Rung::Filesystem, Some(kind)) => {
                 let device = self.observe(stage)?.device.ok_or_else(|| {
-                    Hold::new(HoldReason::DeviceGone, format!("No block device carries {}.", stage.backing.display()))
+                    Hold::new(
+                        HoldReason::DeviceGone,
+                        format!("No block device carries {}.", stage.backing.display()),
+                    )
                 })?;
                 volume::grow_filesystem(kind, &self.mount_of(stage), &device.path)
                     .map(drop)
                     .map_err(node_hold)
             }
             (rung, _) => {
-                let message = format!("This machine has no {rung} rung for volume {}.", stage.volume);
+                let message = format!(
+                    "This machine has no {rung} rung for volume {}.",
+                    stage.volume
+                );
                 Err(Hold::new(HoldReason::KernelRefused, message))
             }
         }
@@ -195,13 +267,22 @@ impl Machine for ThisMachine {
         let staging = self.mount_of(stage);
         if stage.filesystem.is_some() {
             let source = volume::Source::Filesystem { staging: &staging };
-            return volume::publish(source, &usage.path, usage.read_only).map(drop).map_err(node_hold);
+            return volume::publish(source, &usage.path, usage.read_only)
+                .map(drop)
+                .map_err(node_hold);
         }
         let device = self.observe(stage)?.device.ok_or_else(|| {
-            Hold::new(HoldReason::DeviceGone, format!("No block device carries {}.", stage.backing.display()))
+            Hold::new(
+                HoldReason::DeviceGone,
+                format!("No block device carries {}.", stage.backing.display()),
+            )
         })?;
-        let source = volume::Source::Block { device: &device.path };
-        volume::publish(source, &usage.path, usage.read_only).map(drop).map_err(node_hold)
+        let source = volume::Source::Block {
+            device: &device.path,
+        };
+        volume::publish(source, &usage.path, usage.read_only)
+            .map(drop)
+            .map_err(node_hold)
     }
 
     fn unpublish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold> {
@@ -251,7 +332,10 @@ fn store_hold(error: trellis_engine::Error) -> Hold {
 fn is_no_space(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(next) = cause {
-        if next.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::StorageFull) {
+        if next
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|io| io.kind() == std::io::ErrorKind::StorageFull)
+        {
             return true;
         }
         cause = next.source();
@@ -266,13 +350,17 @@ fn node_hold(error: trellis_node::Error) -> Hold {
         Error::MissingCapability { .. } => HoldReason::MissingCapability,
         Error::FilesystemErrors { .. } => HoldReason::FilesystemErrors,
         Error::ReadOnly { .. } => HoldReason::ReadOnly,
-        Error::ManyDevices { .. } | Error::NotThatFilesystem { .. } => HoldReason::FilesystemUnsupported,
-        Error::NotEmpty { .. } | Error::OtherFilesystem { .. } | Error::BadIntent { .. } | Error::OtherIdentity { .. } => {
-            HoldReason::ForeignData
+        Error::ManyDevices { .. } | Error::NotThatFilesystem { .. } => {
+            HoldReason::FilesystemUnsupported
         }
+        Error::NotEmpty { .. }
+        | Error::OtherFilesystem { .. }
+        | Error::BadIntent { .. }
+        | Error::OtherIdentity { .. } => HoldReason::ForeignData,
         Error::ProgramMissing { .. } => HoldReason::MissingProgram,
         Error::UnusablePath { reason, .. } => match reason {
-            trellis_node::error::PathProblem::NotAbsolute | trellis_node::error::PathProblem::Symlink => HoldReason::PathInvalid,
+            trellis_node::error::PathProblem::NotAbsolute
+            | trellis_node::error::PathProblem::Symlink => HoldReason::PathInvalid,
             _ => HoldReason::PathBusy,
         },
         Error::NotAttached { .. } => HoldReason::DeviceGone,

@@ -21,7 +21,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     logs(&cli);
     crash::arm();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("trellis: the asynchronous runtime cannot be started: {error}");
@@ -35,7 +38,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("trellis: {error:#}");
-            error.downcast_ref::<Ended>().map_or(ExitCode::FAILURE, |ended| ExitCode::from(ended.code()))
+            error
+                .downcast_ref::<Ended>()
+                .map_or(ExitCode::FAILURE, |ended| ExitCode::from(ended.code()))
         }
     }
 }

@@ -23,12 +23,22 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     let api = EmbeddedApi::open(&data.join("store.redb"))?;
     let pki = Pki::open(&data)?;
     let listener = bind(up.listen, &data).await?;
-    let address = listener.local_addr().context("the listener has no address")?;
+    let address = listener
+        .local_addr()
+        .context("the listener has no address")?;
     let node = up.node.clone().unwrap_or_else(host_name);
     let controllers = start(&api, &data, &node).await?;
     let path = data.join("kubeconfig");
-    kubeconfig::write(&path, &format!("https://{address}"), &pki.ca_pem, &pki.token)?;
-    println!("trellis is up on node {node}; export KUBECONFIG={}", path.display());
+    kubeconfig::write(
+        &path,
+        &format!("https://{address}"),
+        &pki.ca_pem,
+        &pki.token,
+    )?;
+    println!(
+        "trellis is up on node {node}; export KUBECONFIG={}",
+        path.display()
+    );
     let stopped = async move {
         tokio::select! {
             _ = interrupt.recv() => {}
@@ -42,7 +52,11 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
 }
 
 /// The first objects, then the controllers and the agent.
-async fn start(api: &EmbeddedApi, data: &Path, node: &str) -> anyhow::Result<tokio::task::JoinSet<()>> {
+async fn start(
+    api: &EmbeddedApi,
+    data: &Path,
+    node: &str,
+) -> anyhow::Result<tokio::task::JoinSet<()>> {
     let pool = data.join("pools/default");
     std::fs::create_dir_all(&pool).with_context(|| format!("{} cannot be made", pool.display()))?;
     let system = rustix::system::uname();
@@ -52,8 +66,11 @@ async fn start(api: &EmbeddedApi, data: &Path, node: &str) -> anyhow::Result<tok
         kernel: system.release().to_string_lossy().into_owned(),
         architecture: system.machine().to_string_lossy().into_owned(),
     };
-    bootstrap(&api.client(), &defaults).await.context("the first objects cannot be stored")?;
-    let machine = ThisMachine::new(data).with_context(|| format!("{} cannot be used", data.display()))?;
+    bootstrap(&api.client(), &defaults)
+        .await
+        .context("the first objects cannot be stored")?;
+    let machine =
+        ThisMachine::new(data).with_context(|| format!("{} cannot be used", data.display()))?;
     Ok(trellis_control::run::start(api.client(), node.to_owned(), Arc::new(machine)).await)
 }
 
@@ -64,19 +81,31 @@ async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpLis
         if !address.ip().is_loopback() {
             bail!("{address} is not on loopback; the embedded API answers on loopback alone");
         }
-        return TcpListener::bind(address).await.with_context(|| format!("{address} cannot be listened on"));
+        return TcpListener::bind(address)
+            .await
+            .with_context(|| format!("{address} cannot be listened on"));
     }
     let memory = data.join("port");
-    let last = std::fs::read_to_string(&memory).ok().and_then(|text| text.trim().parse().ok());
+    let last = std::fs::read_to_string(&memory)
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
     let listener = match last {
         Some(port) => match listen::bind(port).await {
             Ok(listener) => listener,
-            Err(_) => listen::bind(0).await.context("no port on loopback can be listened on")?,
+            Err(_) => listen::bind(0)
+                .await
+                .context("no port on loopback can be listened on")?,
         },
-        None => listen::bind(0).await.context("no port on loopback can be listened on")?,
+        None => listen::bind(0)
+            .await
+            .context("no port on loopback can be listened on")?,
     };
-    let port = listener.local_addr().context("the listener has no address")?.port();
-    std::fs::write(&memory, port.to_string()).with_context(|| format!("{} cannot be written", memory.display()))?;
+    let port = listener
+        .local_addr()
+        .context("the listener has no address")?
+        .port();
+    std::fs::write(&memory, port.to_string())
+        .with_context(|| format!("{} cannot be written", memory.display()))?;
     Ok(listener)
 }
 
@@ -88,10 +117,14 @@ fn prepare(data: &Path) -> anyhow::Result<PathBuf> {
         .mode(0o700)
         .create(data)
         .with_context(|| format!("the data directory {} cannot be made", data.display()))?;
-    data.canonicalize().with_context(|| format!("the data directory {} cannot be used", data.display()))
+    data.canonicalize()
+        .with_context(|| format!("the data directory {} cannot be used", data.display()))
 }
 
 /// This machine's name.
 pub fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().to_lowercase()
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .to_lowercase()
 }

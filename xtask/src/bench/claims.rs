@@ -23,7 +23,12 @@ const AT_ONCE: usize = 64;
 const SETTLES: Duration = Duration::from_secs(5);
 
 /// Creates `count` claims, waits until all are bound, grows all, and looks at the service when idle.
-pub async fn run(binary: &Path, below: &Path, count: usize, idle_seconds: u64) -> anyhow::Result<()> {
+pub async fn run(
+    binary: &Path,
+    below: &Path,
+    count: usize,
+    idle_seconds: u64,
+) -> anyhow::Result<()> {
     let service = Service::start(binary, below)?;
     let client = service.client().await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
@@ -54,7 +59,13 @@ pub async fn run(binary: &Path, below: &Path, count: usize, idle_seconds: u64) -
         let claims = claims.clone();
         async move {
             let body = json!({ "spec": { "resources": { "requests": { "storage": GROWN } } } });
-            claims.patch(&format!("claim-{index}"), &PatchParams::default(), &Patch::Merge(body)).await?;
+            claims
+                .patch(
+                    &format!("claim-{index}"),
+                    &PatchParams::default(),
+                    &Patch::Merge(body),
+                )
+                .await?;
             anyhow::Ok(())
         }
     };
@@ -76,10 +87,21 @@ pub async fn run(binary: &Path, below: &Path, count: usize, idle_seconds: u64) -
     let rate = |time: Duration| number / time.as_secs_f64();
     println!("{count} claims below {}", below.display());
     println!("  created        {:>8.0} claims/s", rate(created));
-    println!("  bound          {:>8.0} claims/s, all after {}", rate(bound), millis(bound));
+    println!(
+        "  bound          {:>8.0} claims/s, all after {}",
+        rate(bound),
+        millis(bound)
+    );
     println!("  growth asked   {:>8.0} claims/s", rate(asked));
-    println!("  grown          {:>8.0} claims/s, all after {}", rate(grown), millis(grown));
-    println!("  {} object writes in {} flushes", store.writes, store.flushes);
+    println!(
+        "  grown          {:>8.0} claims/s, all after {}",
+        rate(grown),
+        millis(grown)
+    );
+    println!(
+        "  {} object writes in {} flushes",
+        store.writes, store.flushes
+    );
     println!("  memory         {empty} MB empty, {resident} MB now, {peak} MB at most");
     println!("  idle           {idle:.2} % of a core over {idle_seconds} s");
     Ok(())
@@ -90,13 +112,23 @@ where
     F: Fn(usize) -> W,
     W: Future<Output = anyhow::Result<()>>,
 {
-    futures::stream::iter((0..count).map(work)).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
+    futures::stream::iter((0..count).map(work))
+        .buffer_unordered(AT_ONCE)
+        .try_collect::<Vec<()>>()
+        .await
+        .map(drop)
 }
 
 /// Waits until every claim reports `want`.
-async fn all_have(claims: &Api<PersistentVolumeClaim>, count: usize, want: Bytes) -> anyhow::Result<()> {
+async fn all_have(
+    claims: &Api<PersistentVolumeClaim>,
+    count: usize,
+    want: Bytes,
+) -> anyhow::Result<()> {
     let waiting = async {
-        let mut events = watcher(claims.clone(), watcher::Config::default()).applied_objects().boxed();
+        let mut events = watcher(claims.clone(), watcher::Config::default())
+            .applied_objects()
+            .boxed();
         let mut done = std::collections::HashSet::new();
         while done.len() < count {
             let claim = events.try_next().await?.context("the watch ended")?;
@@ -109,5 +141,7 @@ async fn all_have(claims: &Api<PersistentVolumeClaim>, count: usize, want: Bytes
         }
         anyhow::Ok(())
     };
-    tokio::time::timeout(Duration::from_secs(600), waiting).await.context("not all claims were done in 600 s")?
+    tokio::time::timeout(Duration::from_secs(600), waiting)
+        .await
+        .context("not all claims were done in 600 s")?
 }

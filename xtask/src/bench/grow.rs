@@ -31,24 +31,36 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
     make_claim(&client, &claims, kind).await?;
     let mount = service.path("mnt");
-    service.verb(binary, &["mount", "data", mount.to_str().context("a plain path")?])?;
+    service.verb(
+        binary,
+        &["mount", "data", mount.to_str().context("a plain path")?],
+    )?;
     let kind: FilesystemKind = kind.parse()?;
     let bare = Bare::make(service.path("bare"), kind)?;
     let mut events = watch_object(claims.clone(), "data").boxed();
-    let (mut whole, mut over, mut raw, mut acknowledged) =
-        (Times::default(), Times::default(), Times::default(), Times::default());
+    let (mut whole, mut over, mut raw, mut acknowledged) = (
+        Times::default(),
+        Times::default(),
+        Times::default(),
+        Times::default(),
+    );
     let mut rungs = RungTimes::default();
     let before = written(&client).await?;
     for index in 0..growths {
         let want = Bytes::new(FIRST.get() + BY.get() * u64::try_from(index + 1)?);
         let started = Instant::now();
         let body = json!({ "spec": { "resources": { "requests": { "storage": want } } } });
-        claims.patch("data", &PatchParams::default(), &Patch::Merge(body)).await?;
+        claims
+            .patch("data", &PatchParams::default(), &Patch::Merge(body))
+            .await?;
         acknowledged.push(started.elapsed());
         reported(&mut events, want).await?;
         let measured = bare.measure(kind, &mount)?;
         let took = started.elapsed();
-        anyhow::ensure!(measured >= want, "the claim says {want}, the filesystem {measured}");
+        anyhow::ensure!(
+            measured >= want,
+            "the claim says {want}, the filesystem {measured}"
+        );
         let raw_took = bare.grow(kind, want)?;
         whole.push(took);
         raw.push(raw_took);
@@ -60,10 +72,17 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
     let after = written(&client).await?;
     let flushes = after.flushes - before.flushes;
     let each = after.in_flushes.saturating_sub(before.in_flushes) / u32::try_from(flushes.max(1))?;
-    println!("growth of a mounted {kind} below {}, {growths} times by {BY}", below.display());
+    println!(
+        "growth of a mounted {kind} below {}, {growths} times by {BY}",
+        below.display()
+    );
     println!("                     median        p99");
     let row = |name: &str, times: &Times| {
-        println!("  {name:<16} {:>9}  {:>9}", millis(times.median()), millis(times.permille(990)));
+        println!(
+            "  {name:<16} {:>9}  {:>9}",
+            millis(times.median()),
+            millis(times.permille(990))
+        );
     };
     row("patch to done", &whole);
     row("bare", &raw);
@@ -80,23 +99,35 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
         ratio_of(flushes, growths),
         ratio_of(after.writes - before.writes, growths),
     );
-    println!("  in a row before the claim is done: 3 flushes of the store (request, goals, report) and 1 sync of the replica\n");
+    println!(
+        "  in a row before the claim is done: 3 flushes of the store (request, goals, report) and 1 sync of the replica\n"
+    );
     Ok(())
 }
 
 fn ratio_of(count: u64, of: usize) -> f64 {
-    let exact = |number: u64| u32::try_from(number).map(f64::from).unwrap_or(f64::INFINITY);
+    let exact = |number: u64| {
+        u32::try_from(number)
+            .map(f64::from)
+            .unwrap_or(f64::INFINITY)
+    };
     exact(count) / exact(u64::try_from(of).unwrap_or(1).max(1))
 }
 
-async fn make_claim(client: &Client, claims: &Api<PersistentVolumeClaim>, kind: &str) -> anyhow::Result<()> {
+async fn make_claim(
+    client: &Client,
+    claims: &Api<PersistentVolumeClaim>,
+    kind: &str,
+) -> anyhow::Result<()> {
     let class: k8s_openapi::api::storage::v1::StorageClass = serde_json::from_value(json!({
         "metadata": { "name": "bench" },
         "provisioner": "trellis.dev",
         "allowVolumeExpansion": true,
         "parameters": { "csi.storage.k8s.io/fstype": kind },
     }))?;
-    Api::all(client.clone()).create(&PostParams::default(), &class).await?;
+    Api::all(client.clone())
+        .create(&PostParams::default(), &class)
+        .await?;
     let claim: PersistentVolumeClaim = serde_json::from_value(json!({
         "metadata": { "name": "data" },
         "spec": {
@@ -113,19 +144,23 @@ async fn make_claim(client: &Client, claims: &Api<PersistentVolumeClaim>, kind: 
 /// Waits until the claim's status reports `want`.
 async fn reported<S>(events: &mut S, want: Bytes) -> anyhow::Result<()>
 where
-    S: futures::Stream<Item = Result<Option<PersistentVolumeClaim>, kube::runtime::watcher::Error>> + Unpin,
+    S: futures::Stream<Item = Result<Option<PersistentVolumeClaim>, kube::runtime::watcher::Error>>
+        + Unpin,
 {
     let waiting = async {
         while let Some(claim) = events.try_next().await? {
             let status = claim.and_then(|claim| claim.status);
-            let size = status.and_then(|status| status.capacity?.get("storage")?.0.parse::<Bytes>().ok());
+            let size =
+                status.and_then(|status| status.capacity?.get("storage")?.0.parse::<Bytes>().ok());
             if size.is_some_and(|size| size >= want) {
                 return Ok(());
             }
         }
         anyhow::bail!("the watch ended")
     };
-    tokio::time::timeout(Duration::from_secs(30), waiting).await.context("a growth was not done in 30 s")?
+    tokio::time::timeout(Duration::from_secs(30), waiting)
+        .await
+        .context("a growth was not done in 30 s")?
 }
 
 /// The same work done bare: a sparse file, a loop device, a mounted filesystem.
@@ -144,7 +179,11 @@ impl Bare {
         let mount = dir.join("mnt");
         volume::ensure_filesystem(&device, kind, &dir.join("note"))?;
         volume::stage(&device, kind, &mount, false)?;
-        Ok(Bare { file, mount, device })
+        Ok(Bare {
+            file,
+            mount,
+            device,
+        })
     }
 
     /// Extends the file, the device and the filesystem, by one system call each.
@@ -160,7 +199,10 @@ impl Bare {
 
     fn measure(&self, kind: FilesystemKind, mount: &Path) -> anyhow::Result<Bytes> {
         let mounts = trellis_node::sys::mountinfo::read()?;
-        let found = mounts.iter().find(|each| each.mount_point == mount).context("the claim is not mounted")?;
+        let found = mounts
+            .iter()
+            .find(|each| each.mount_point == mount)
+            .context("the claim is not mounted")?;
         let device = PathBuf::from(&found.source);
         Ok(filesystem::measure_mounted(kind, mount, &device)?.size())
     }
@@ -181,10 +223,17 @@ impl RungTimes {
             found.extend(target.status.and_then(|status| status.rung));
         }
         for attachment in Api::<Attachment>::all(client.clone()).list(&all).await? {
-            found.extend(attachment.status.map(|status| status.rungs).unwrap_or_default());
+            found.extend(
+                attachment
+                    .status
+                    .map(|status| status.rungs)
+                    .unwrap_or_default(),
+            );
         }
         for status in found {
-            let Some(raised) = status.raised else { continue };
+            let Some(raised) = status.raised else {
+                continue;
+            };
             let time = Duration::from_micros(raised.took_micros);
             match self.0.iter_mut().find(|(rung, _)| *rung == status.rung) {
                 Some((_, times)) => times.push(time),

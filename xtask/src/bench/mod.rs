@@ -44,16 +44,22 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
     let binary = build()?;
     let runtime = tokio::runtime::Runtime::new().context("no asynchronous runtime")?;
     match bench {
-        Bench::Grow { growths, directory, filesystem } => {
+        Bench::Grow {
+            growths,
+            directory,
+            filesystem,
+        } => {
             let both = || vec![PathBuf::from("/dev/shm"), PathBuf::from("/var/tmp")];
             for directory in directory.map_or_else(both, |one| vec![one]) {
                 runtime.block_on(grow::run(&binary, &directory, &filesystem, growths))?;
             }
             Ok(())
         }
-        Bench::Claims { claims, directory, idle_seconds } => {
-            runtime.block_on(claims::run(&binary, &directory, claims, idle_seconds))
-        }
+        Bench::Claims {
+            claims,
+            directory,
+            idle_seconds,
+        } => runtime.block_on(claims::run(&binary, &directory, claims, idle_seconds)),
     }
 }
 
@@ -66,6 +72,10 @@ fn build() -> anyhow::Result<PathBuf> {
         .status()
         .context("cargo cannot be run")?;
     anyhow::ensure!(status.success(), "the binary cannot be built");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    target.join("release/trellis").canonicalize().context("the binary was built elsewhere")
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    target
+        .join("release/trellis")
+        .canonicalize()
+        .context("the binary was built elsewhere")
 }

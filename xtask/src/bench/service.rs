@@ -31,7 +31,9 @@ pub struct Written {
 impl Service {
     /// Starts it and waits until it is up.
     pub fn start(binary: &Path, below: &Path) -> anyhow::Result<Service> {
-        let dir = tempfile::Builder::new().prefix("trellis-bench-").tempdir_in(below)?;
+        let dir = tempfile::Builder::new()
+            .prefix("trellis-bench-")
+            .tempdir_in(below)?;
         let mut child = Command::new(binary)
             .args(["up", "--node", "bench", "--data"])
             .arg(dir.path().join("data"))
@@ -42,7 +44,10 @@ impl Service {
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         let service = Service { dir, child };
-        anyhow::ensure!(line.contains("trellis is up"), "the service did not come up: {line}");
+        anyhow::ensure!(
+            line.contains("trellis is up"),
+            "the service did not come up: {line}"
+        );
         Ok(service)
     }
 
@@ -61,7 +66,11 @@ impl Service {
             .arg(self.dir.path().join("data"))
             .env_remove("KUBECONFIG")
             .output()?;
-        anyhow::ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        anyhow::ensure!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(())
     }
 
@@ -73,8 +82,18 @@ impl Service {
     /// Processor time that the process has used.
     pub fn cpu(&self) -> anyhow::Result<Duration> {
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok()).unwrap_or(0);
+        let fields: Vec<&str> = text
+            .rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect();
+        let ticks = |index: usize| {
+            fields
+                .get(index)
+                .and_then(|field| field.parse::<u64>().ok())
+                .unwrap_or(0)
+        };
         // A tick is a hundredth of a second wherever Linux runs.
         Ok(Duration::from_millis((ticks(11) + ticks(12)) * 10))
     }
@@ -84,7 +103,9 @@ impl Service {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let field = |name: &str| {
             let line = text.lines().find(|line| line.starts_with(name));
-            line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0) / 1000
+            line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+                .unwrap_or(0)
+                / 1000
         };
         Ok((field("VmRSS:"), field("VmHWM:")))
     }
@@ -94,7 +115,11 @@ impl Service {
 pub async fn written(client: &Client) -> anyhow::Result<Written> {
     let request = http::Request::get("/debug/store").body(Vec::new())?;
     let stats: serde_json::Value = client.request(request).await?;
-    let field = |name: &str| stats[name].as_u64().with_context(|| format!("no {name} in {stats}"));
+    let field = |name: &str| {
+        stats[name]
+            .as_u64()
+            .with_context(|| format!("no {name} in {stats}"))
+    };
     Ok(Written {
         flushes: field("flushes")?,
         writes: field("writes")?,
@@ -113,7 +138,11 @@ impl Drop for Service {
 /// Unmounts and detaches whatever is left below `dir`.
 pub fn sweep(dir: &Path) {
     let mounts = trellis_node::sys::mountinfo::read().unwrap_or_default();
-    for mount in mounts.iter().rev().filter(|mount| mount.mount_point.starts_with(dir)) {
+    for mount in mounts
+        .iter()
+        .rev()
+        .filter(|mount| mount.mount_point.starts_with(dir))
+    {
         let _ = Command::new("umount").arg(&mount.mount_point).status();
     }
     for device in trellis_node::sys::loopdev::list().unwrap_or_default() {

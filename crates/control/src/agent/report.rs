@@ -100,7 +100,7 @@ fn measured(
             hold,
         };
         let place = Place::named(Object::Replica, replica.name_any());
-        writes.extend(status_write(place, &old, &new));
+        writes.extend(status_write(place, replica.resource_version(), &old, &new));
     }
     if let (Some(rung), Some(target)) = (rung(Rung::Volume), &view.target) {
         let old = target.status.clone().unwrap_or_default();
@@ -115,6 +115,7 @@ fn measured(
         };
         writes.extend(status_write(
             Place::named(Object::Target, target.name_any()),
+            target.resource_version(),
             &old,
             &new,
         ));
@@ -143,6 +144,7 @@ fn refused(replica: &Replica, hold: &Hold, now: &MicroTime) -> Option<Write> {
     };
     status_write(
         Place::named(Object::Replica, replica.name_any()),
+        replica.resource_version(),
         &old,
         &new,
     )
@@ -209,7 +211,7 @@ pub fn use_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) ->
             object.namespace().unwrap_or_default(),
             object.name_any(),
         );
-        writes.extend(status_write(place, &old, &new));
+        writes.extend(status_write(place, object.resource_version(), &old, &new));
     }
     for (each, hold) in &outcome.uses {
         writes.extend(use_write(view, job, outcome, each, hold.as_ref(), now));
@@ -288,7 +290,7 @@ fn use_write(
     if quiet == old {
         return None;
     }
-    status_write(place, &old, &new)
+    status_write(place, each.object.resource_version(), &old, &new)
 }
 
 /// The claim's status when all its rungs on this node are as they should be, or one is held. Like the
@@ -350,8 +352,14 @@ fn without_finalizer(place: Place, finalizers: &[String], done: &str) -> Write {
 }
 
 /// A status patch that turns `old` into `new`: fields that are gone are set to null, since a merge keeps
-/// what it is not told of.
-fn status_write<S: serde::Serialize + PartialEq>(place: Place, old: &S, new: &S) -> Option<Write> {
+/// what it is not told of. It counts only for the version that was looked at: a report that was already
+/// followed by another one must not be taken back by a look at the older object.
+fn status_write<S: serde::Serialize + PartialEq>(
+    place: Place,
+    version: Option<String>,
+    old: &S,
+    new: &S,
+) -> Option<Write> {
     if old == new {
         return None;
     }
@@ -361,5 +369,6 @@ fn status_write<S: serde::Serialize + PartialEq>(place: Place, old: &S, new: &S)
             fields.entry(field.clone()).or_insert(Value::Null);
         }
     }
-    Some(Write::PatchStatus(place, json!({ "status": body })))
+    let body = json!({ "metadata": { "resourceVersion": version }, "status": body });
+    Some(Write::PatchStatus(place, body))
 }

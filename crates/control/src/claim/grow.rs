@@ -103,9 +103,8 @@ fn raise(
     let mut change = Map::new();
     change.insert("phase".to_owned(), json!(VolumePhase::Resizing));
     change.insert("hold".to_owned(), Value::Null);
-    if let Some(growths) = history::replaced(claim, volume, now) {
-        change.insert("growths".to_owned(), json!(growths));
-    }
+    let growths = history::before_growth(claim, volume, goal, now);
+    change.insert("growths".to_owned(), json!(growths));
     writes.push(volume_status(view, change));
     let message = format!("growing volume {} from {from} to {goal}", view.key);
     let note = Note::normal(claim, "Resizing", message);

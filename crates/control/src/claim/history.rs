@@ -32,7 +32,7 @@ pub fn succeeded(
     volume: &Volume,
     now: &MicroTime,
 ) -> Vec<GrowthRecord> {
-    let records = with_called_off(records(volume), claim, volume, now);
+    let records = with_called_off(records(volume), claim, volume.spec.capacity, now);
     let Some(growth) = &volume.spec.growth else {
         return records;
     };
@@ -60,11 +60,11 @@ pub fn succeeded(
 fn with_called_off(
     records: Vec<GrowthRecord>,
     claim: &PersistentVolumeClaim,
-    volume: &Volume,
+    goal: Bytes,
     now: &MicroTime,
 ) -> Vec<GrowthRecord> {
     let refused = status::progress(claim) == Some("ControllerResizeInfeasible");
-    let wanted = status::allocated(claim).filter(|size| refused && *size > volume.spec.capacity);
+    let wanted = status::allocated(claim).filter(|size| refused && *size > goal);
     let Some(to) = wanted else { return records };
     let since = status::refused_since(claim);
     let known = records.iter().any(|record| {
@@ -88,8 +88,20 @@ fn with_called_off(
     appended(records, record)
 }
 
+/// The records as they are before a growth to `goal` begins: with the one that it takes the place of, and
+/// with the one that was asked for before, never had room, and is called off by it.
+pub fn before_growth(
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    goal: Bytes,
+    now: &MicroTime,
+) -> Vec<GrowthRecord> {
+    let records = replaced(claim, volume, now).unwrap_or_else(|| records(volume));
+    with_called_off(records, claim, goal, now)
+}
+
 /// The records with the present growth as replaced by a larger one; none if none was under way.
-pub fn replaced(
+fn replaced(
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     now: &MicroTime,

@@ -22,8 +22,12 @@ use crate::up::host_name;
 pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let what = format!("claim {}/{}", service.namespace, verb.claim);
-    let claims = Api::<PersistentVolumeClaim>::namespaced(service.client.clone(), &service.namespace);
-    claims.get(&verb.claim).await.map_err(|error| from_service(error, &what))?;
+    let claims =
+        Api::<PersistentVolumeClaim>::namespaced(service.client.clone(), &service.namespace);
+    claims
+        .get(&verb.claim)
+        .await
+        .map_err(|error| from_service(error, &what))?;
     let path = absolute(&verb.path)?;
     let node = own_node(&service.client).await?;
     let name = attachment_name(&verb.claim, &path);
@@ -39,9 +43,15 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
     match api.create(&PostParams::default(), &attachment).await {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            let there = api.get(&name).await.map_err(|error| from_service(error, &what))?;
+            let there = api
+                .get(&name)
+                .await
+                .map_err(|error| from_service(error, &what))?;
             if there.spec.read_only != verb.read_only {
-                bail!("{what} is already mounted at {} in the other mode; unmount it first", path.display());
+                bail!(
+                    "{what} is already mounted at {} in the other mode; unmount it first",
+                    path.display()
+                );
             }
         }
         Err(error) => return Err(from_service(error, &what)),
@@ -49,8 +59,15 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
     match attached(&api, &name, verb.timeout).await {
         Ok(attached) => {
             let status = attached.status.unwrap_or_default();
-            let size = status.capacity.map(|size| size.to_string()).unwrap_or_default();
-            println!("{} is {size} of {what}, by {}", path.display(), status.device.unwrap_or_default());
+            let size = status
+                .capacity
+                .map(|size| size.to_string())
+                .unwrap_or_default();
+            println!(
+                "{} is {size} of {what}, by {}",
+                path.display(),
+                status.device.unwrap_or_default()
+            );
             Ok(())
         }
         Err(error) => {
@@ -63,18 +80,28 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
 
 /// Waits until the attachment is there. A claim that is not bound yet may still become so; any other
 /// hold is final for this verb.
-async fn attached(api: &Api<Attachment>, name: &str, limit: Duration) -> anyhow::Result<Attachment> {
+async fn attached(
+    api: &Api<Attachment>,
+    name: &str,
+    limit: Duration,
+) -> anyhow::Result<Attachment> {
     let mut last: Option<Hold> = None;
     let waiting = async {
         let mut changes = watch_object(api.clone(), name).boxed();
-        while let Some(change) = changes.try_next().await.context("the service stopped answering")? {
+        while let Some(change) = changes
+            .try_next()
+            .await
+            .context("the service stopped answering")?
+        {
             let Some(attachment) = change else { continue };
             let status = attachment.status.clone().unwrap_or_default();
             if status.phase == AttachmentPhase::Attached {
                 return Ok(attachment);
             }
             match status.hold {
-                Some(hold) if hold.reason != HoldReason::ClaimNotBound => return Err(Ended::Held(hold).into()),
+                Some(hold) if hold.reason != HoldReason::ClaimNotBound => {
+                    return Err(Ended::Held(hold).into());
+                }
                 hold => last = hold,
             }
         }
@@ -94,21 +121,37 @@ pub async fn umount(global: &Global, verb: &Umount) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let node = own_node(&service.client).await?;
     let by_path = verb.claim_or_path.contains('/');
-    let path = if by_path { absolute(Path::new(&verb.claim_or_path))?.display().to_string() } else { String::new() };
+    let path = if by_path {
+        absolute(Path::new(&verb.claim_or_path))?
+            .display()
+            .to_string()
+    } else {
+        String::new()
+    };
     let everywhere = Api::<Attachment>::all(service.client.clone());
-    let all = everywhere.list(&ListParams::default()).await.map_err(|error| from_service(error, "the list"))?;
+    let all = everywhere
+        .list(&ListParams::default())
+        .await
+        .map_err(|error| from_service(error, "the list"))?;
     let wanted = |each: &Attachment| {
         let here = each.spec.node == node;
         let named = each.namespace().as_deref() == Some(&service.namespace)
             && each.spec.claim_name == verb.claim_or_path;
-        here && if by_path { each.spec.path == path } else { named }
+        here && if by_path {
+            each.spec.path == path
+        } else {
+            named
+        }
     };
     let found: Vec<Attachment> = all.into_iter().filter(wanted).collect();
     if found.is_empty() {
         return Err(Ended::NotFound(format!("{} is not mounted here", verb.claim_or_path)).into());
     }
     for attachment in found {
-        let api = Api::<Attachment>::namespaced(service.client.clone(), &attachment.namespace().unwrap_or_default());
+        let api = Api::<Attachment>::namespaced(
+            service.client.clone(),
+            &attachment.namespace().unwrap_or_default(),
+        );
         let name = attachment.name_any();
         match api.delete(&name, &DeleteParams::default()).await {
             Ok(_) => {}
@@ -125,10 +168,18 @@ pub async fn umount(global: &Global, verb: &Umount) -> anyhow::Result<()> {
 async fn detached(api: &Api<Attachment>, name: &str, limit: Duration) -> anyhow::Result<()> {
     let waiting = async {
         let mut changes = watch_object(api.clone(), name).boxed();
-        while let Some(change) = changes.try_next().await.context("the service stopped answering")? {
-            let Some(attachment) = change else { return Ok(()) };
+        while let Some(change) = changes
+            .try_next()
+            .await
+            .context("the service stopped answering")?
+        {
+            let Some(attachment) = change else {
+                return Ok(());
+            };
             let status = attachment.status.unwrap_or_default();
-            if status.phase == AttachmentPhase::Detaching && let Some(hold) = status.hold {
+            if status.phase == AttachmentPhase::Detaching
+                && let Some(hold) = status.hold
+            {
                 return Err(Ended::Held(hold).into());
             }
         }
@@ -143,13 +194,24 @@ async fn detached(api: &Api<Attachment>, name: &str, limit: Duration) -> anyhow:
 /// The node that this machine is: the only one there is, or the one with this machine's name.
 async fn own_node(client: &Client) -> anyhow::Result<String> {
     let nodes = Api::<Node>::all(client.clone());
-    let nodes = nodes.list(&ListParams::default()).await.map_err(|error| from_service(error, "the nodes"))?;
+    let nodes = nodes
+        .list(&ListParams::default())
+        .await
+        .map_err(|error| from_service(error, "the nodes"))?;
     let names: Vec<String> = nodes.iter().map(|node| node.name_any()).collect();
     match names.as_slice() {
         [only] => Ok(only.clone()),
-        several => several.iter().find(|name| **name == host_name()).cloned().with_context(|| {
-            format!("this machine ({}) is none of the nodes {}", host_name(), several.join(", "))
-        }),
+        several => several
+            .iter()
+            .find(|name| **name == host_name())
+            .cloned()
+            .with_context(|| {
+                format!(
+                    "this machine ({}) is none of the nodes {}",
+                    host_name(),
+                    several.join(", ")
+                )
+            }),
     }
 }
 
@@ -165,7 +227,9 @@ fn attachment_name(claim: &str, path: &Path) -> String {
 
 /// A hash that is the same in every version: the name must be found again after an upgrade.
 fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -175,7 +239,13 @@ mod tests {
     // Fails if an upgrade would make a second attachment for a mount that is there already.
     #[test]
     fn the_name_of_an_attachment_never_changes() {
-        assert_eq!(attachment_name("data", Path::new("/mnt/data")), "data-d1de6bc2a3fe2187");
-        assert_ne!(attachment_name("data", Path::new("/mnt/a")), attachment_name("data", Path::new("/mnt/b")));
+        assert_eq!(
+            attachment_name("data", Path::new("/mnt/data")),
+            "data-d1de6bc2a3fe2187"
+        );
+        assert_ne!(
+            attachment_name("data", Path::new("/mnt/a")),
+            attachment_name("data", Path::new("/mnt/b"))
+        );
     }
 }

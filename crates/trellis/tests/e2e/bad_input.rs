@@ -8,8 +8,18 @@ use std::process::Command;
 use crate::harness::{Service, checksum, claim, write_file};
 
 fn up_fails(data: &Path) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_trellis")).arg("up").arg("--data").arg(data).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new(env!("CARGO_BIN_EXE_trellis"))
+        .arg("up")
+        .arg("--data")
+        .arg(data)
+        .output()
+        .unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -21,7 +31,10 @@ fn a_second_service_on_the_same_directory_is_refused() {
     let kubeconfig = std::fs::read(service.data().join("kubeconfig")).unwrap();
     let said = up_fails(&service.data());
     assert!(said.contains("store.redb"), "{said}");
-    assert_eq!(std::fs::read(service.data().join("kubeconfig")).unwrap(), kubeconfig);
+    assert_eq!(
+        std::fs::read(service.data().join("kubeconfig")).unwrap(),
+        kubeconfig
+    );
     service.claim("other", "", "320Mi");
 }
 
@@ -34,7 +47,12 @@ fn a_truncated_or_corrupted_store_is_refused_and_kept() {
     let store = service.data().join("store.redb");
     let whole = std::fs::read(&store).unwrap();
     let mut damaged: Vec<Vec<u8>> = vec![b"not a database at all".to_vec()];
-    damaged.extend([0, 100, 4096].map(|length| whole[..length].to_vec()).into_iter().skip(1));
+    damaged.extend(
+        [0, 100, 4096]
+            .map(|length| whole[..length].to_vec())
+            .into_iter()
+            .skip(1),
+    );
     let mut scribbled = whole.clone();
     scribbled[..4096].fill(0x5a);
     damaged.push(scribbled);
@@ -43,7 +61,11 @@ fn a_truncated_or_corrupted_store_is_refused_and_kept() {
         let said = up_fails(&service.data());
         assert!(said.contains("store.redb"), "{said}");
         assert!(!said.contains("panicked"), "{said}");
-        assert_eq!(std::fs::read(&store).unwrap(), content, "the file is kept as it was");
+        assert_eq!(
+            std::fs::read(&store).unwrap(),
+            content,
+            "the file is kept as it was"
+        );
     }
     std::fs::write(&store, &whole).unwrap();
     service.up(&[]);
@@ -59,7 +81,10 @@ fn a_superblock_is_healed_from_its_twin_and_two_bad_ones_hold() {
     let sum = write_file(&path.join("file"), 1 << 20, 21);
     let data = service.data_file("data");
     service.trellis(&["umount", "data"]);
-    let copies = [data.with_file_name("superblock.a"), data.with_file_name("superblock.b")];
+    let copies = [
+        data.with_file_name("superblock.a"),
+        data.with_file_name("superblock.b"),
+    ];
     for copy in &copies {
         service.stop();
         scribble(copy);
@@ -70,12 +95,24 @@ fn a_superblock_is_healed_from_its_twin_and_two_bad_ones_hold() {
     }
     service.stop();
     copies.iter().for_each(|copy| scribble(copy));
-    let before: Vec<Vec<u8>> = copies.iter().map(|copy| std::fs::read(copy).unwrap()).collect();
+    let before: Vec<Vec<u8>> = copies
+        .iter()
+        .map(|copy| std::fs::read(copy).unwrap())
+        .collect();
     service.up(&[]);
-    let output = service.try_trellis(&["mount", "data", service.path("mnt-x").to_str().unwrap(), "--timeout", "20s"]);
+    let output = service.try_trellis(&[
+        "mount",
+        "data",
+        service.path("mnt-x").to_str().unwrap(),
+        "--timeout",
+        "20s",
+    ]);
     assert_eq!(output.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&output.stderr).contains("ReplicaDamaged"));
-    let after: Vec<Vec<u8>> = copies.iter().map(|copy| std::fs::read(copy).unwrap()).collect();
+    let after: Vec<Vec<u8>> = copies
+        .iter()
+        .map(|copy| std::fs::read(copy).unwrap())
+        .collect();
     assert_eq!(before, after);
 }
 
@@ -103,18 +140,30 @@ fn nonsense_is_refused_with_a_sentence() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         assert!(said.contains(text), "{arguments:?}: {said}");
     }
-    assert_eq!(service.object("pvc", "data")["metadata"]["resourceVersion"], version);
+    assert_eq!(
+        service.object("pvc", "data")["metadata"]["resourceVersion"],
+        version
+    );
     let output = service.try_apply(&claim("bad", "", "12Quux"));
     assert!(!output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("quantities must match the regular expression"));
+    assert!(
+        String::from_utf8_lossy(&output.stderr)
+            .contains("quantities must match the regular expression")
+    );
     service.apply(&claim("lost", "nowhere", "320Mi"));
     service.wait("an unknown class is named", |service| {
-        service.trellis_any(&["explain", "lost"]).contains("ClassNotFound").then_some(())
+        service
+            .trellis_any(&["explain", "lost"])
+            .contains("ClassNotFound")
+            .then_some(())
     });
     service.apply("apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: odd\nprovisioner: trellis.dev\nparameters:\n  fstype: xfs\n");
     service.apply(&claim("odd", "odd", "320Mi"));
     service.wait("a misspelt parameter is named", |service| {
-        service.trellis_any(&["explain", "odd"]).contains("ClassInvalid").then_some(())
+        service
+            .trellis_any(&["explain", "odd"])
+            .contains("ClassInvalid")
+            .then_some(())
     });
 }
 
@@ -129,9 +178,15 @@ fn a_busy_path_is_refused_and_left_alone() {
     let output = service.try_trellis(&["mount", "data", busy.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&output.stderr).contains("PathBusy"));
-    assert_eq!(std::fs::read_to_string(busy.join("file")).unwrap(), "precious");
+    assert_eq!(
+        std::fs::read_to_string(busy.join("file")).unwrap(),
+        "precious"
+    );
     service.wait("the failed mount leaves nothing", |service| {
-        service.objects("attachments.trellis.dev").is_empty().then_some(())
+        service
+            .objects("attachments.trellis.dev")
+            .is_empty()
+            .then_some(())
     });
     service.mount("data");
 }

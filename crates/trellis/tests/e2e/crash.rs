@@ -6,7 +6,8 @@ use std::time::Instant;
 use trellis_api::step::Step;
 
 use crate::harness::{
-    PATIENCE, Service, assert_clean, checksum, claim, class, loops_below, mounts_below, statfs_bytes, write_file,
+    PATIENCE, Service, assert_clean, checksum, claim, class, filesystem_mib, loops_below,
+    mounts_below, write_file,
 };
 
 /// A service that is armed to die once, and is started again when it has.
@@ -28,14 +29,22 @@ impl Mortal {
             if let Some(answer) = act(&self.service) {
                 return answer;
             }
-            assert!(Instant::now() < deadline, "gave up: {what}\n{}", self.service.everything());
+            assert!(
+                Instant::now() < deadline,
+                "gave up: {what}\n{}",
+                self.service.everything()
+            );
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
     }
 
     fn verb(&mut self, arguments: &[&str]) {
         self.until(&format!("{arguments:?}"), |service| {
-            service.try_trellis(arguments).status.success().then_some(())
+            service
+                .try_trellis(arguments)
+                .status
+                .success()
+                .then_some(())
         });
     }
 }
@@ -43,9 +52,14 @@ impl Mortal {
 /// The whole life of a claim, whatever dies on the way.
 fn live_through(step: Step, filesystem: &str) {
     let service = Service::start_with(&[("TRELLIS_CRASH_AT", step.name())]);
-    let mut mortal = Mortal { service, died: false };
+    let mut mortal = Mortal {
+        service,
+        died: false,
+    };
     let manifest = class("tested", filesystem) + "---\n" + &claim("data", "tested", "320Mi");
-    mortal.until("the claim is applied", |service| service.try_apply(&manifest).status.success().then_some(()));
+    mortal.until("the claim is applied", |service| {
+        service.try_apply(&manifest).status.success().then_some(())
+    });
     mortal.until("the claim is bound", |service| {
         (service.object("pvc", "data")["status"]["phase"] == "Bound").then_some(())
     });
@@ -54,14 +68,22 @@ fn live_through(step: Step, filesystem: &str) {
     let sum = write_file(&path.join("file"), 4 << 20, 77);
     let grow = r#"{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}"#;
     mortal.until("the growth is asked for", |service| {
-        service.try_kubectl(&["patch", "pvc", "data", "-p", grow]).status.success().then_some(())
+        service
+            .try_kubectl(&["patch", "pvc", "data", "-p", grow])
+            .status
+            .success()
+            .then_some(())
     });
     mortal.until("the claim has grown", |service| {
         let status = &service.object("pvc", "data")["status"];
-        let done = status["capacity"]["storage"] == "640Mi" && status["allocatedResourceStatuses"].is_null();
+        let done = status["capacity"]["storage"] == "640Mi"
+            && status["allocatedResourceStatuses"].is_null();
         done.then_some(())
     });
-    assert!(statfs_bytes(&path) > 600 << 20, "what is reported was measured");
+    assert!(
+        filesystem_mib(&path) == 640,
+        "what is reported was measured"
+    );
     assert_eq!(checksum(&path.join("file")), sum);
     let data = mortal.service.data_file("data");
     mortal.until("the claim is unmounted", |service| {
@@ -69,12 +91,23 @@ fn live_through(step: Step, filesystem: &str) {
         matches!(output.status.code(), Some(0 | 4)).then_some(())
     });
     mortal.until("nothing is mounted", |service| {
-        (mounts_below(&service.data()).is_empty() && loops_below(&service.data()).is_empty()).then_some(())
+        (mounts_below(&service.data()).is_empty() && loops_below(&service.data()).is_empty())
+            .then_some(())
     });
     assert_clean(filesystem, &data);
     mortal.until("the claim is deleted", |service| {
-        let arguments = ["delete", "pvc", "data", "--ignore-not-found", "--wait=false"];
-        service.try_kubectl(&arguments).status.success().then_some(())
+        let arguments = [
+            "delete",
+            "pvc",
+            "data",
+            "--ignore-not-found",
+            "--wait=false",
+        ];
+        service
+            .try_kubectl(&arguments)
+            .status
+            .success()
+            .then_some(())
     });
     mortal.until("nothing is left of it", |service| {
         let kinds = "pvc,pv,volumes.trellis.dev,targets.trellis.dev,replicas.trellis.dev,attachments.trellis.dev";

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::harness::{Service, assert_clean, checksum, class, statfs_bytes, write_file};
+use crate::harness::{Service, assert_clean, checksum, class, filesystem_mib, write_file};
 
 fn grow_online(filesystem: &str) {
     let service = Service::start();
@@ -10,10 +10,10 @@ fn grow_online(filesystem: &str) {
     service.claim("data", "tested", "320Mi");
     let path = service.mount("data");
     let sum = write_file(&path.join("file"), 16 << 20, 42);
-    for (request, least) in [("400Mi", 350), ("1Gi", 900), ("3Gi", 2800)] {
+    for (request, mib) in [("400Mi", 400), ("1Gi", 1024), ("3Gi", 3072)] {
         service.trellis(&["grow", "data", request, "--wait"]);
         service.wait_size("data", request);
-        assert!(statfs_bytes(&path) > least << 20, "{request}: {}", statfs_bytes(&path));
+        assert_eq!(filesystem_mib(&path), mib, "{request}");
         assert_eq!(checksum(&path.join("file")), sum);
     }
     let data = service.data_file("data");
@@ -43,7 +43,10 @@ fn grow_when_full(filesystem: &str) {
     let chunk = vec![0xa5u8; 1 << 20];
     while filler.write_all(&chunk).is_ok() {}
     let _ = filler.sync_all();
-    assert!(std::fs::write(path.join("more"), &chunk).is_err(), "the filesystem is full");
+    assert!(
+        std::fs::write(path.join("more"), &chunk).is_err(),
+        "the filesystem is full"
+    );
     let _ = std::fs::remove_file(path.join("more"));
     service.trellis(&["grow", "data", "640Mi", "--wait"]);
     std::fs::write(path.join("more"), &chunk).unwrap();
@@ -75,10 +78,13 @@ fn an_idle_filesystem_is_reported_as_pending_and_grows_when_mounted() {
         let conditions = service.object("pvc", "data")["status"]["conditions"].to_string();
         conditions.contains("FileSystemResizePending").then_some(())
     });
-    assert_eq!(service.object("pvc", "data")["status"]["capacity"]["storage"], "320Mi");
+    assert_eq!(
+        service.object("pvc", "data")["status"]["capacity"]["storage"],
+        "320Mi"
+    );
     let path = service.mount("data");
     service.wait_size("data", "640Mi");
-    assert!(statfs_bytes(&path) > 600 << 20);
+    assert!(filesystem_mib(&path) == 640);
     assert_eq!(checksum(&path.join("file")), sum);
 }
 
@@ -89,7 +95,13 @@ fn history_is_kept_and_survives_a_crash() {
     service.claim("data", "", "320Mi");
     service.mount("data");
     service.trellis(&["grow", "data", "400Mi", "--wait"]);
-    service.kubectl(&["patch", "pvc", "data", "-p", r#"{"spec":{"resources":{"requests":{"storage":"500Mi"}}}}"#]);
+    service.kubectl(&[
+        "patch",
+        "pvc",
+        "data",
+        "-p",
+        r#"{"spec":{"resources":{"requests":{"storage":"500Mi"}}}}"#,
+    ]);
     service.wait_size("data", "500Mi");
     let remembers = |service: &Service| {
         let text = service.trellis(&["history", "data", "-o", "json"]);
@@ -98,13 +110,36 @@ fn history_is_kept_and_survives_a_crash() {
         (records.len() == 2).then_some(records)
     };
     let records = service.wait("two growths are remembered", remembers);
-    assert!(records[0]["by"].as_str().unwrap().starts_with("trellis-cli"), "{}", records[0]);
-    assert!(records[1]["by"].as_str().unwrap().starts_with("kubectl"), "{}", records[1]);
-    for (record, from, to) in [(&records[0], "320Mi", "400Mi"), (&records[1], "400Mi", "500Mi")] {
+    assert!(
+        records[0]["by"]
+            .as_str()
+            .unwrap()
+            .starts_with("trellis-cli"),
+        "{}",
+        records[0]
+    );
+    assert!(
+        records[1]["by"].as_str().unwrap().starts_with("kubectl"),
+        "{}",
+        records[1]
+    );
+    for (record, from, to) in [
+        (&records[0], "320Mi", "400Mi"),
+        (&records[1], "400Mi", "500Mi"),
+    ] {
         assert_eq!((&record["from"], &record["to"]), (&from.into(), &to.into()));
         assert_eq!(record["result"], "Succeeded");
-        let rungs: Vec<&str> = record["rungs"].as_array().unwrap().iter().map(|rung| rung["rung"].as_str().unwrap()).collect();
-        assert_eq!(rungs, ["replica", "device", "filesystem"], "the volume rung rises with its only replica");
+        let rungs: Vec<&str> = record["rungs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|rung| rung["rung"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            rungs,
+            ["replica", "device", "filesystem"],
+            "the volume rung rises with its only replica"
+        );
     }
     service.kill();
     service.up(&[]);
@@ -121,7 +156,7 @@ fn a_larger_request_replaces_the_goal() {
         service.trellis(&["grow", "data", size]);
     }
     service.wait_size("data", "700Mi");
-    assert!(statfs_bytes(&path) > 650 << 20);
+    assert!(filesystem_mib(&path) == 700);
 }
 
 // Fails if growing many claims at once mixes their sizes up or leaves one behind.
@@ -151,7 +186,8 @@ fn a_volume_at_rest_is_left_alone() {
     service.mount("data");
     service.trellis(&["grow", "data", "400Mi", "--wait"]);
     let flushes = |service: &Service| {
-        let stats: serde_json::Value = serde_json::from_str(&service.kubectl(&["get", "--raw", "/debug/store"])).unwrap();
+        let stats: serde_json::Value =
+            serde_json::from_str(&service.kubectl(&["get", "--raw", "/debug/store"])).unwrap();
         stats["flushes"].as_u64().unwrap()
     };
     service.wait("the service comes to rest", |service| {

@@ -27,7 +27,10 @@ impl Service {
 
     /// Starts a service in a new directory with additional environment.
     pub fn start_with(environment: &[(&str, &str)]) -> Service {
-        let dir = tempfile::Builder::new().prefix("trellis-e2e-").tempdir().unwrap();
+        let dir = tempfile::Builder::new()
+            .prefix("trellis-e2e-")
+            .tempdir()
+            .unwrap();
         let mut service = Service { dir, child: None };
         service.up(environment);
         service
@@ -37,15 +40,29 @@ impl Service {
     pub fn up(&mut self, environment: &[(&str, &str)]) {
         assert!(self.child.is_none(), "one service at a time");
         let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
-        command.arg("up").arg("--data").arg(self.data()).arg("--node").arg("test-node");
-        command.env_remove("KUBECONFIG").envs(environment.iter().copied());
+        command
+            .arg("up")
+            .arg("--data")
+            .arg(self.data())
+            .arg("--node")
+            .arg("test-node");
+        command
+            .env_remove("KUBECONFIG")
+            .envs(environment.iter().copied());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         if !line.contains("trellis is up") && child.wait().unwrap().signal() != Some(9) {
             let mut said = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            child
+                .stderr
+                .take()
+                .unwrap()
+                .read_to_string(&mut said)
+                .unwrap();
             panic!("the service did not come up: {line}{said}");
         }
         self.child = Some(child);
@@ -61,11 +78,6 @@ impl Service {
         self.dir.path().join(name)
     }
 
-    /// The process id of the service.
-    pub fn pid(&self) -> u32 {
-        self.child.as_ref().unwrap().id()
-    }
-
     /// `kill -9`.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -76,9 +88,17 @@ impl Service {
 
     /// Whether the process has died by SIGKILL; it is let go of if so.
     pub fn has_crashed(&mut self) -> bool {
-        let Some(child) = &mut self.child else { return false };
-        let Some(status) = child.try_wait().unwrap() else { return false };
-        assert_eq!(status.signal(), Some(9), "the service ended by itself: {status}");
+        let Some(child) = &mut self.child else {
+            return false;
+        };
+        let Some(status) = child.try_wait().unwrap() else {
+            return false;
+        };
+        assert_eq!(
+            status.signal(),
+            Some(9),
+            "the service ended by itself: {status}"
+        );
         self.child = None;
         true
     }
@@ -88,37 +108,55 @@ impl Service {
         let mut child = self.child.take().unwrap();
         let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        assert!(child.wait().unwrap().success(), "a service that is told to stop ends well");
+        assert!(
+            child.wait().unwrap().success(),
+            "a service that is told to stop ends well"
+        );
     }
 
     /// Runs a verb.
     pub fn try_trellis(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
-        command.args(arguments).arg("--data").arg(self.data()).env_remove("KUBECONFIG");
+        command
+            .args(arguments)
+            .arg("--data")
+            .arg(self.data())
+            .env_remove("KUBECONFIG");
         command.output().unwrap()
     }
 
     /// Runs a verb that must succeed, and answers what it printed.
     pub fn trellis(&self, arguments: &[&str]) -> String {
-        said(&self.try_trellis(arguments), &format!("trellis {arguments:?}"))
+        said(
+            &self.try_trellis(arguments),
+            &format!("trellis {arguments:?}"),
+        )
     }
 
     /// Runs stock kubectl with the written kubeconfig and nothing else.
     pub fn try_kubectl(&self, arguments: &[&str]) -> Output {
-        self.kubectl_command(arguments).output().expect("kubectl is installed by `make setup`")
+        self.kubectl_command(arguments)
+            .output()
+            .expect("kubectl is installed by `make setup`")
     }
 
     /// Stock kubectl, ready to run.
     pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".to_owned()));
-        command.args(arguments).env("KUBECONFIG", self.data().join("kubeconfig"));
+        let mut command =
+            Command::new(std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".to_owned()));
+        command
+            .args(arguments)
+            .env("KUBECONFIG", self.data().join("kubeconfig"));
         command.env("HOME", self.dir.path());
         command
     }
 
     /// Runs kubectl, which must succeed, and answers what it printed.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
-        said(&self.try_kubectl(arguments), &format!("kubectl {arguments:?}"))
+        said(
+            &self.try_kubectl(arguments),
+            &format!("kubectl {arguments:?}"),
+        )
     }
 
     /// Applies a manifest from memory.
@@ -130,9 +168,19 @@ impl Service {
     /// Applies a manifest from memory, which may be refused.
     pub fn try_apply(&self, manifest: &str) -> Output {
         let mut command = self.kubectl_command(&["apply", "-f", "-"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("kubectl is installed by `make setup`");
-        child.stdin.take().unwrap().write_all(manifest.as_bytes()).unwrap();
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .expect("kubectl is installed by `make setup`");
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(manifest.as_bytes())
+            .unwrap();
         child.wait_with_output().unwrap()
     }
 
@@ -144,7 +192,8 @@ impl Service {
 
     /// All objects of a kind.
     pub fn objects(&self, kind: &str) -> Vec<Value> {
-        let list: Value = serde_json::from_str(&self.kubectl(&["get", kind, "-A", "-o", "json"])).unwrap();
+        let list: Value =
+            serde_json::from_str(&self.kubectl(&["get", kind, "-A", "-o", "json"])).unwrap();
         list["items"].as_array().cloned().unwrap_or_default()
     }
 
@@ -191,9 +240,15 @@ impl Service {
 
     /// The data file of the only replica of a claim's volume.
     pub fn data_file(&self, claim: &str) -> PathBuf {
-        let volume = self.object("pvc", claim)["spec"]["volumeName"].as_str().unwrap().to_owned();
+        let volume = self.object("pvc", claim)["spec"]["volumeName"]
+            .as_str()
+            .unwrap()
+            .to_owned();
         let replicas = self.objects("replicas.trellis.dev");
-        let replica = replicas.iter().find(|each| each["spec"]["volume"] == volume.as_str()).unwrap();
+        let replica = replicas
+            .iter()
+            .find(|each| each["spec"]["volume"] == volume.as_str())
+            .unwrap();
         PathBuf::from(replica["status"]["path"].as_str().unwrap())
     }
 
@@ -201,7 +256,11 @@ impl Service {
     pub fn everything(&self) -> String {
         let kinds = "pvc,pv,volumes.trellis.dev,targets.trellis.dev,replicas.trellis.dev,attachments.trellis.dev,pools.trellis.dev,events";
         let output = self.try_kubectl(&["get", kinds, "-A", "-o", "wide"]);
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
     }
 }
 
@@ -210,7 +269,9 @@ impl Drop for Service {
         if let Some(child) = &mut self.child {
             let _ = child.kill();
             let _ = child.wait();
-            if std::thread::panicking() && let Some(mut stderr) = child.stderr.take() {
+            if std::thread::panicking()
+                && let Some(mut stderr) = child.stderr.take()
+            {
                 let mut said = String::new();
                 let _ = stderr.read_to_string(&mut said);
                 eprintln!("the service said: {said}");
@@ -224,10 +285,17 @@ impl Drop for Service {
 pub fn sweep(dir: &Path) {
     for _ in 0..3 {
         for mount in mounts_below(dir).iter().rev() {
-            let _ = Command::new("umount").arg(mount).stderr(Stdio::null()).status();
+            let _ = Command::new("umount")
+                .arg(mount)
+                .stderr(Stdio::null())
+                .status();
         }
         for device in loops_below(dir) {
-            let _ = Command::new("losetup").arg("-d").arg(device).stderr(Stdio::null()).status();
+            let _ = Command::new("losetup")
+                .arg("-d")
+                .arg(device)
+                .stderr(Stdio::null())
+                .status();
         }
     }
 }
@@ -235,18 +303,30 @@ pub fn sweep(dir: &Path) {
 /// Mount points below `dir`, in the order in which they were mounted.
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let mounts = trellis_node::sys::mountinfo::read().unwrap();
-    mounts.into_iter().map(|mount| mount.mount_point).filter(|path| path.starts_with(dir)).collect()
+    mounts
+        .into_iter()
+        .map(|mount| mount.mount_point)
+        .filter(|path| path.starts_with(dir))
+        .collect()
 }
 
 /// Loop devices on files below `dir`.
 pub fn loops_below(dir: &Path) -> Vec<PathBuf> {
     let devices = trellis_node::sys::loopdev::list().unwrap();
-    devices.into_iter().filter(|each| each.backing_hint.starts_with(dir)).map(|each| each.path).collect()
+    devices
+        .into_iter()
+        .filter(|each| each.backing_hint.starts_with(dir))
+        .map(|each| each.path)
+        .collect()
 }
 
 /// A manifest of a claim; an empty class means the default one.
 pub fn claim(name: &str, class: &str, size: &str) -> String {
-    let class = if class.is_empty() { String::new() } else { format!("  storageClassName: {class}\n") };
+    let class = if class.is_empty() {
+        String::new()
+    } else {
+        format!("  storageClassName: {class}\n")
+    };
     format!(
         "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: {name}\nspec:\n{class}  accessModes: [ReadWriteOnce]\n  resources:\n    requests:\n      storage: {size}\n"
     )
@@ -261,8 +341,15 @@ pub fn class(name: &str, filesystem: &str) -> String {
 
 /// What a program printed, if it succeeded.
 pub fn said(output: &Output, what: &str) -> String {
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{what} failed with {}:\n{stdout}{stderr}", output.status);
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success(),
+        "{what} failed with {}:\n{stdout}{stderr}",
+        output.status
+    );
     stdout.into_owned()
 }
 
@@ -307,11 +394,22 @@ pub fn assert_clean(filesystem: &str, data: &Path) {
             command
         }
     };
-    said(&command.arg(data).output().unwrap(), &format!("checking the {filesystem} in {}", data.display()));
+    said(
+        &command.arg(data).output().unwrap(),
+        &format!("checking the {filesystem} in {}", data.display()),
+    );
 }
 
-/// The size of the filesystem mounted at a path, as statfs has it.
-pub fn statfs_bytes(path: &Path) -> u64 {
-    let stat = rustix::fs::statvfs(path).unwrap();
-    stat.f_blocks * stat.f_frsize
+/// The size of the filesystem mounted at a path, as the filesystem itself says.
+pub fn filesystem_mib(path: &Path) -> u64 {
+    let mounts = trellis_node::sys::mountinfo::read().unwrap();
+    let mount = mounts
+        .iter()
+        .rev()
+        .find(|mount| mount.mount_point == path)
+        .expect("it is mounted");
+    let kind = mount.fs_type.parse().unwrap();
+    let geometry =
+        trellis_node::filesystem::measure_mounted(kind, path, Path::new(&mount.source)).unwrap();
+    geometry.size().get() >> 20
 }

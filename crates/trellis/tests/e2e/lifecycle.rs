@@ -1,6 +1,8 @@
 //! The whole life of a claim, by the verbs and by kubectl.
 
-use crate::harness::{Service, checksum, claim, class, loops_below, mounts_below, statfs_bytes, write_file};
+use crate::harness::{
+    Service, checksum, claim, class, filesystem_mib, loops_below, mounts_below, write_file,
+};
 
 // Fails if any link of the chain from manifest to mounted, grown and removed volume is broken.
 #[test]
@@ -8,21 +10,35 @@ fn a_claim_lives_from_manifest_to_removal() {
     let service = Service::start();
     service.claim("data", "", "320Mi");
     let path = service.mount("data");
-    let before = statfs_bytes(&path);
     let sum = write_file(&path.join("file"), 8 << 20, 7);
     service.trellis(&["grow", "data", "+320Mi", "--wait"]);
-    assert!(statfs_bytes(&path) > before + (300 << 20), "the mounted filesystem is larger");
+    assert!(
+        filesystem_mib(&path) == 640,
+        "the mounted filesystem is larger"
+    );
     service.wait_size("data", "640Mi");
     assert_eq!(checksum(&path.join("file")), sum);
     service.trellis(&["umount", "data"]);
     service.kubectl(&["delete", "pvc", "data", "--wait=true"]);
     service.wait("everything is gone", |service| {
-        let none = ["pv", "volumes.trellis.dev", "replicas.trellis.dev", "attachments.trellis.dev"];
-        none.iter().all(|kind| service.objects(kind).is_empty()).then_some(())
+        let none = [
+            "pv",
+            "volumes.trellis.dev",
+            "replicas.trellis.dev",
+            "attachments.trellis.dev",
+        ];
+        none.iter()
+            .all(|kind| service.objects(kind).is_empty())
+            .then_some(())
     });
     assert!(mounts_below(&service.data()).is_empty());
     assert!(loops_below(&service.data()).is_empty());
-    assert_eq!(std::fs::read_dir(service.data().join("pools/default/replicas")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(service.data().join("pools/default/replicas"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 // Fails if a mount does not outlive the service, or a service that comes back does not know its mounts.
@@ -32,15 +48,29 @@ fn mounts_survive_a_kill_and_are_adopted() {
     service.claim("data", "", "320Mi");
     let path = service.mount("data");
     let sum = write_file(&path.join("file"), 4 << 20, 3);
-    let device = service.object("pvc", "data")["spec"]["volumeName"].as_str().unwrap().to_owned();
+    let device = service.object("pvc", "data")["spec"]["volumeName"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     let devices = loops_below(&service.data());
     service.kill();
-    assert_eq!(checksum(&path.join("file")), sum, "the mount is there without the service");
+    assert_eq!(
+        checksum(&path.join("file")),
+        sum,
+        "the mount is there without the service"
+    );
     service.up(&[]);
     service.trellis(&["grow", "data", "500Mi", "--wait"]);
-    assert_eq!(service.object("pvc", "data")["spec"]["volumeName"], device.as_str());
-    assert_eq!(loops_below(&service.data()), devices, "the same device was adopted");
-    assert!(statfs_bytes(&path) > 450 << 20);
+    assert_eq!(
+        service.object("pvc", "data")["spec"]["volumeName"],
+        device.as_str()
+    );
+    assert_eq!(
+        loops_below(&service.data()),
+        devices,
+        "the same device was adopted"
+    );
+    assert!(filesystem_mib(&path) == 500);
     assert_eq!(checksum(&path.join("file")), sum);
 }
 
@@ -57,7 +87,7 @@ fn a_claim_may_wait_for_its_first_consumer() {
     });
     assert!(service.objects("volumes.trellis.dev").is_empty());
     let path = service.mount("data");
-    assert!(statfs_bytes(&path) > 200 << 20);
+    assert!(filesystem_mib(&path) == 320);
     assert_eq!(service.object("pvc", "data")["status"]["phase"], "Bound");
 }
 
@@ -70,12 +100,22 @@ fn a_retained_volume_outlives_its_claim_and_can_be_bound_again() {
     let path = service.mount("data");
     let sum = write_file(&path.join("file"), 1 << 20, 11);
     service.trellis(&["umount", "data"]);
-    let volume = service.object("pvc", "data")["spec"]["volumeName"].as_str().unwrap().to_owned();
+    let volume = service.object("pvc", "data")["spec"]["volumeName"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     service.kubectl(&["delete", "pvc", "data", "--wait=true"]);
     service.wait("the volume is released", |service| {
         (service.object("pv", &volume)["status"]["phase"] == "Released").then_some(())
     });
-    service.kubectl(&["patch", "pv", &volume, "--type=json", "-p", r#"[{"op":"remove","path":"/spec/claimRef"}]"#]);
+    service.kubectl(&[
+        "patch",
+        "pv",
+        &volume,
+        "--type=json",
+        "-p",
+        r#"[{"op":"remove","path":"/spec/claimRef"}]"#,
+    ]);
     service.apply(&(claim("again", "keep", "320Mi") + &format!("  volumeName: {volume}\n")));
     service.wait_bound("again");
     let path = service.mount("again");
@@ -89,10 +129,15 @@ fn a_claim_in_use_is_deleted_only_when_the_use_ends() {
     service.claim("data", "", "320Mi");
     let path = service.mount("data");
     service.kubectl(&["delete", "pvc", "data", "--wait=false"]);
-    assert!(write_file(&path.join("file"), 1 << 16, 5) != 0, "it can still be written to");
+    assert!(
+        write_file(&path.join("file"), 1 << 16, 5) != 0,
+        "it can still be written to"
+    );
     assert!(!service.object("pvc", "data").is_null());
     service.trellis(&["umount", path.to_str().unwrap()]);
-    service.wait("the claim is gone", |service| service.object("pvc", "data").is_null().then_some(()));
+    service.wait("the claim is gone", |service| {
+        service.object("pvc", "data").is_null().then_some(())
+    });
 }
 
 // Fails if a block volume gets a filesystem, or its device does not grow in place.
@@ -103,12 +148,19 @@ fn a_block_volume_is_the_device_itself_and_grows() {
     service.wait_bound("disk");
     let path = service.path("disk-device");
     service.trellis(&["mount", "disk", path.to_str().unwrap()]);
-    let size = |path: &std::path::Path| trellis_node::sys::block::size(std::fs::File::open(path).unwrap()).unwrap().get();
+    let size = |path: &std::path::Path| {
+        trellis_node::sys::block::size(std::fs::File::open(path).unwrap())
+            .unwrap()
+            .get()
+    };
     assert_eq!(size(&path), 64 << 20);
     service.trellis(&["grow", "disk", "96Mi", "--wait"]);
     assert_eq!(size(&path), 96 << 20);
     let bytes = std::fs::read(&path).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == 0), "nothing was written to it");
+    assert!(
+        bytes.iter().all(|byte| *byte == 0),
+        "nothing was written to it"
+    );
 }
 
 // Fails if a read-only mount can be written to, or its filesystem is grown behind its back.
@@ -120,18 +172,31 @@ fn a_read_only_mount_cannot_be_written_to_and_holds_growth() {
     service.trellis(&["mount", "data", path.to_str().unwrap(), "--read-only"]);
     assert!(std::fs::write(path.join("file"), "x").is_err());
     let output = service.try_trellis(&["grow", "data", "640Mi", "--wait", "--timeout", "20s"]);
-    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(service.trellis_any(&["explain", "data"]).contains("ReadOnly"));
+    assert_eq!(
+        output.status.code(),
+        Some(3),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        service
+            .trellis_any(&["explain", "data"])
+            .contains("ReadOnly")
+    );
     service.trellis(&["umount", "data"]);
     let path = service.mount("data");
     service.wait_size("data", "640Mi");
-    assert!(statfs_bytes(&path) > 600 << 20);
+    assert!(filesystem_mib(&path) == 640);
 }
 
 impl Service {
     /// Runs a verb whatever it answers, and all that it said.
     pub fn trellis_any(&self, arguments: &[&str]) -> String {
         let output = self.try_trellis(arguments);
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
     }
 }

@@ -6,7 +6,7 @@ use kube::Client;
 use tokio::task::JoinSet;
 
 use crate::agent::machine::Machine;
-use crate::agent::{self, Agent};
+use crate::agent::{self, Agent, Ladders};
 use crate::claim;
 use crate::queue::Queue;
 use crate::record::Recorder;
@@ -43,6 +43,7 @@ pub async fn start(client: Client, node: String, machine: Arc<dyn Machine>) -> J
         client,
         machine,
         recorder,
+        ladders: Ladders::default(),
     });
     for _ in 0..WORKERS {
         tasks.spawn(agent::run(agent.clone(), volumes.clone()));

@@ -11,4 +11,4 @@ mod report;
 mod work;
 
 pub use pool::run as run_pools;
-pub use reconcile::{Agent, run};
+pub use reconcile::{Agent, Ladders, run};

@@ -1,6 +1,7 @@
 //! Carries one node's work out: looks, works on a thread that may block, writes what was found.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kube::{Client, ResourceExt};
 use serde_json::json;
@@ -34,6 +35,36 @@ pub struct Agent {
     pub machine: Arc<dyn Machine>,
     /// Where events go.
     pub recorder: Recorder,
+    /// The last ladder of each volume.
+    pub ladders: Ladders,
+}
+
+/// The ladders that were measured last, by volume. They only fill the gap until a report is seen again in
+/// the cache, so that the time of a raise is not lost to a look in between; no decision is taken from them.
+#[derive(Default)]
+pub struct Ladders(Mutex<HashMap<String, Vec<RungStatus>>>);
+
+impl Ladders {
+    fn remember(&self, volume: &str, ladder: &[RungStatus]) {
+        let mut ladders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if ladder.is_empty() {
+            ladders.remove(volume);
+        } else {
+            ladders.insert(volume.to_owned(), ladder.to_vec());
+        }
+    }
+
+    /// What was reported, with what was measured since.
+    fn fill_in(&self, volume: &str, reported: &mut Vec<RungStatus>) {
+        let ladders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for known in ladders.get(volume).into_iter().flatten() {
+            match reported.iter_mut().find(|each| each.rung == known.rung) {
+                Some(each) if each.observed_at < known.observed_at => *each = known.clone(),
+                Some(_) => {}
+                None => reported.push(known.clone()),
+            }
+        }
+    }
 }
 
 /// Works on the volumes that `queue` names, for ever.
@@ -48,7 +79,8 @@ pub async fn run(agent: Arc<Agent>, queue: Queue) {
 impl Agent {
     async fn reconcile(&self, key: &str) -> Run {
         let view = View::gather(&self.world, key);
-        let job = job(&view, &self.node, &|name| self.world.pools.get("", name));
+        let mut job = job(&view, &self.node, &|name| self.world.pools.get("", name));
+        self.ladders.fill_in(key, &mut job.reported);
         if job.replica.is_none() && job.uses.is_empty() && job.endings.is_empty() {
             return Run::Done;
         }
@@ -59,6 +91,7 @@ impl Agent {
         let Some((outcome, told)) = self.work(&view, &job).await else {
             return Run::Failed;
         };
+        self.ladders.remember(key, &outcome.ladder);
         if outcome.pool_changed
             && let Some(replica) = &job.replica
         {

@@ -30,6 +30,10 @@ impl Bytes {
     /// The largest size that the kernel can address in a file (2^63 - 1).
     pub const MAX: Bytes = Bytes(i64::MAX.unsigned_abs());
 
+    /// The largest volume: one pebibyte. Sums over any number of volumes that a pool can hold stay far
+    /// from the largest number.
+    pub const VOLUME_MAX: Bytes = Bytes(1 << 50);
+
     /// A size of so many bytes.
     pub const fn new(bytes: u64) -> Self {
         Bytes(bytes)

@@ -42,7 +42,7 @@ const HEADER_READ_TIME_MAX: Duration = Duration::from_secs(30);
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long requests in flight may take once the server stops.
-const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
+const DRAIN_TIME_MAX: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: it fails for want of descriptors, and at once again if retried at once.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 

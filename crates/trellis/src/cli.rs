@@ -59,7 +59,7 @@ pub enum Verb {
     /// Say what keeps a claim from its size, and what to do about it
     Explain(OneClaim),
     /// Call off a growth that is not done
-    Cancel(OneClaim),
+    Cancel(Cancel),
     /// Show who grew a claim, when, from what to what, and how long each layer took
     History(OneClaim),
     /// Make a claim appear at a path of this machine
@@ -166,6 +166,16 @@ pub struct OneClaim {
     /// How to print
     #[command(flatten)]
     pub output: Output,
+}
+
+/// `trellis cancel`
+#[derive(Args, Debug)]
+pub struct Cancel {
+    /// The claim
+    pub claim: String,
+    /// Print as
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub output: Option<Format>,
 }
 
 /// `trellis mount`

@@ -3,11 +3,14 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::{Api, Client, Config, ResourceExt};
 
 use crate::cli::Global;
-use crate::exit::Ended;
+use crate::exit::{Ended, from_service};
+use crate::up::host_name;
 
 /// A connection, and the namespace to look in.
 pub struct Service {
@@ -39,6 +42,30 @@ pub async fn connect(global: &Global) -> anyhow::Result<Service> {
     let client =
         Client::try_from(config).context("no connection can be made from the kubeconfig")?;
     Ok(Service { client, namespace })
+}
+
+/// The node that this machine is: the only one there is, or the one with this machine's name.
+pub async fn own_node(client: &Client) -> anyhow::Result<String> {
+    let nodes = Api::<Node>::all(client.clone());
+    let nodes = nodes
+        .list(&ListParams::default())
+        .await
+        .map_err(|error| from_service(error, "the nodes"))?;
+    let names: Vec<String> = nodes.iter().map(|node| node.name_any()).collect();
+    match names.as_slice() {
+        [only] => Ok(only.clone()),
+        several => several
+            .iter()
+            .find(|name| **name == host_name())
+            .cloned()
+            .with_context(|| {
+                format!(
+                    "this machine ({}) is none of the nodes {}",
+                    host_name(),
+                    several.join(", ")
+                )
+            }),
+    }
 }
 
 /// The kubeconfig that applies. `KUBECONFIG` may name several files; the first that exists counts.

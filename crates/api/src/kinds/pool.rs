@@ -67,4 +67,12 @@ impl PoolCapacity {
     pub fn usable(&self) -> Bytes {
         [self.free, self.allocated].into_iter().sum()
     }
+
+    /// How much may be promised altogether at so many percent, rounded down.
+    pub fn promisable(&self, overcommit_percent: u32) -> Bytes {
+        let product = u128::from(self.usable().get()) * u128::from(overcommit_percent) / 100;
+        u64::try_from(product)
+            .map_or(Bytes::MAX, Bytes::new)
+            .min(Bytes::MAX)
+    }
 }

@@ -34,7 +34,6 @@ pub fn advance(
         Ok(wanted) => wanted,
         Err(hold) => {
             return refuse(
-                view,
                 claim,
                 volume,
                 status::requested(claim).unwrap_or(stored),
@@ -45,14 +44,25 @@ pub fn advance(
     };
     let committed = largest_measured(view).max(served);
     let goal = wanted.max(committed);
+    if goal != stored {
+        // What the change ends is recorded first, so that the record is never made from an outdated look.
+        let growths = history::before_change(claim, volume, goal, now);
+        if growths != history::records(volume) {
+            let change = Map::from_iter([("growths".to_owned(), json!(growths))]);
+            return Plan {
+                writes: vec![volume_status(volume, change)],
+                ..Plan::default()
+            };
+        }
+    }
     if goal > stored {
         return match make_room(view, goal, volume.spec.thick, rooms) {
             Ok(promises) => raise(view, claim, volume, goal, promises, now),
-            Err(hold) => refuse(view, claim, volume, goal, hold, now),
+            Err(hold) => refuse(claim, volume, goal, hold, now),
         };
     }
     if goal < stored {
-        return lower(view, claim, volume, goal, now);
+        return lower(view, claim, volume, goal);
     }
     settle(view, claim, volume, served, now)
 }
@@ -97,15 +107,9 @@ fn raise(
 ) -> Plan {
     let from = status::reported(claim).unwrap_or_default();
     let growth = json!({ "by": history::requester(claim), "at": now, "from": from });
-    let mut writes = set_goals(view, goal, growth);
+    let mut writes = set_goals(view, volume, goal, growth);
     let body = status::pinned(claim, status::growing(claim, goal, now));
     writes.push(Write::PatchStatus(claim_place(claim), body));
-    let mut change = Map::new();
-    change.insert("phase".to_owned(), json!(VolumePhase::Resizing));
-    change.insert("hold".to_owned(), Value::Null);
-    let growths = history::before_growth(claim, volume, goal, now);
-    change.insert("growths".to_owned(), json!(growths));
-    writes.push(volume_status(view, change));
     let message = format!("growing volume {} from {from} to {goal}", view.key);
     let note = Note::normal(claim, "Resizing", message);
     Plan {
@@ -118,19 +122,8 @@ fn raise(
 }
 
 /// The request was lowered before it was committed: the rest of the growth is called off.
-fn lower(
-    view: &View,
-    claim: &PersistentVolumeClaim,
-    volume: &Volume,
-    goal: Bytes,
-    now: &MicroTime,
-) -> Plan {
-    let mut writes = set_goals(view, goal, Value::Null);
-    let growths = history::cancelled(claim, volume, volume.spec.capacity, now);
-    let mut change = Map::new();
-    change.insert("growths".to_owned(), json!(growths));
-    change.insert("hold".to_owned(), Value::Null);
-    writes.push(volume_status(view, change));
+fn lower(view: &View, claim: &PersistentVolumeClaim, volume: &Volume, goal: Bytes) -> Plan {
+    let writes = set_goals(view, volume, goal, Value::Null);
     let promises = view.replicas.iter().map(|replica| Promise {
         replica: replica.name_any(),
         pool: replica.spec.pool.clone(),
@@ -149,12 +142,17 @@ fn lower(
     }
 }
 
-fn set_goals(view: &View, goal: Bytes, growth: Value) -> Vec<Write> {
+/// Sets the goal of every layer. The volume's counts only for the volume that was looked at: it carries the
+/// time of the request, which a second look at an outdated volume must not move.
+fn set_goals(view: &View, volume: &Volume, goal: Bytes, growth: Value) -> Vec<Write> {
     let body = || json!({ "spec": { "capacity": goal } });
     let mut writes = vec![
         Write::Patch(
             Place::named(Object::Volume, &view.key),
-            json!({ "spec": { "capacity": goal, "growth": growth } }),
+            json!({
+                "metadata": { "resourceVersion": volume.resource_version() },
+                "spec": { "capacity": goal, "growth": growth },
+            }),
         ),
         Write::Patch(Place::named(Object::Target, &view.key), body()),
     ];
@@ -167,7 +165,6 @@ fn set_goals(view: &View, goal: Bytes, growth: Value) -> Vec<Write> {
 
 /// The size cannot be given now. Nothing below the claim changes, and I/O goes on.
 fn refuse(
-    view: &View,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     goal: Bytes,
@@ -189,7 +186,7 @@ fn refuse(
     if known != Some(&hold) {
         let mut change = Map::new();
         change.insert("hold".to_owned(), json!(hold));
-        writes.push(volume_status(view, change));
+        writes.push(volume_status(volume, change));
     }
     let note = Note::held(claim, "VolumeResizeFailed", &hold);
     let waits_for_room = hold.reason == HoldReason::NoSpaceInPool;
@@ -251,7 +248,7 @@ fn settle(
         hold,
         growths: history::succeeded(view, claim, volume, now),
     };
-    report(view, volume, measured, &mut plan);
+    report(volume, measured, &mut plan);
     plan
 }
 
@@ -358,7 +355,7 @@ fn conditions(
 }
 
 /// Writes the volume's status if anything in it is new.
-fn report(view: &View, volume: &Volume, measured: VolumeStatus, plan: &mut Plan) {
+fn report(volume: &Volume, measured: VolumeStatus, plan: &mut Plan) {
     let old = volume.status.clone().unwrap_or_default();
     if old == measured {
         return;
@@ -371,12 +368,14 @@ fn report(view: &View, volume: &Volume, measured: VolumeStatus, plan: &mut Plan)
     if old.growths != measured.growths {
         change.insert("growths".to_owned(), json!(measured.growths));
     }
-    plan.writes.push(volume_status(view, change));
+    plan.writes.push(volume_status(volume, change));
 }
 
-fn volume_status(view: &View, change: Map<String, Value>) -> Write {
-    Write::PatchStatus(
-        Place::named(Object::Volume, &view.key),
-        json!({ "status": change }),
-    )
+/// A change of the volume's status, for the volume that was looked at and no later one.
+fn volume_status(volume: &Volume, change: Map<String, Value>) -> Write {
+    let body = json!({
+        "metadata": { "resourceVersion": volume.resource_version() },
+        "status": change,
+    });
+    Write::PatchStatus(Place::named(Object::Volume, volume.name_any()), body)
 }

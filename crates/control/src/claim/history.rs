@@ -88,69 +88,44 @@ fn with_called_off(
     appended(records, record)
 }
 
-/// The records as they are before a growth to `goal` begins: with the one that it takes the place of, and
-/// with the one that was asked for before, never had room, and is called off by it.
-pub fn before_growth(
+/// The records as they are before the goal becomes `goal`: with the growth that is ended by it, and with
+/// the one that was asked for before, never had room, and is called off by it.
+pub fn before_change(
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     goal: Bytes,
     now: &MicroTime,
 ) -> Vec<GrowthRecord> {
-    let records = replaced(claim, volume, now).unwrap_or_else(|| records(volume));
-    with_called_off(records, claim, goal, now)
-}
-
-/// The records with the present growth as replaced by a larger one; none if none was under way.
-fn replaced(
-    claim: &PersistentVolumeClaim,
-    volume: &Volume,
-    now: &MicroTime,
-) -> Option<Vec<GrowthRecord>> {
+    let records = with_called_off(records(volume), claim, goal, now);
     let under_way = status::reported(claim).is_some_and(|size| size < volume.spec.capacity);
-    volume.spec.growth.as_ref().filter(|_| under_way)?;
-    Some(ended(
-        volume,
-        claim,
-        volume.spec.capacity,
-        GrowthResult::Replaced,
-        now,
-    ))
-}
-
-/// The records with a growth to `to` as called off.
-pub fn cancelled(
-    claim: &PersistentVolumeClaim,
-    volume: &Volume,
-    to: Bytes,
-    now: &MicroTime,
-) -> Vec<GrowthRecord> {
-    ended(volume, claim, to, GrowthResult::Cancelled, now)
-}
-
-fn ended(
-    volume: &Volume,
-    claim: &PersistentVolumeClaim,
-    to: Bytes,
-    result: GrowthResult,
-    now: &MicroTime,
-) -> Vec<GrowthRecord> {
-    let growth = volume.spec.growth.as_ref();
+    let Some(growth) = volume.spec.growth.as_ref().filter(|_| under_way) else {
+        return records;
+    };
+    if records
+        .iter()
+        .any(|record| record.requested_at == growth.at)
+    {
+        return records;
+    }
+    let larger = goal > volume.spec.capacity;
     let record = GrowthRecord {
-        by: growth.map_or_else(|| requester(claim), |growth| growth.by.clone()),
-        requested_at: growth.map_or_else(|| now.clone(), |growth| growth.at.clone()),
+        by: growth.by.clone(),
+        requested_at: growth.at.clone(),
         finished_at: now.clone(),
-        from: growth.map_or_else(
-            || status::reported(claim).unwrap_or_default(),
-            |each| each.from,
-        ),
-        to,
-        result,
+        from: growth.from,
+        to: volume.spec.capacity,
+        result: if larger {
+            GrowthResult::Replaced
+        } else {
+            GrowthResult::Cancelled
+        },
         rungs: Vec::new(),
     };
-    appended(records(volume), record)
+    appended(records, record)
 }
 
-fn records(volume: &Volume) -> Vec<GrowthRecord> {
+/// The records of a volume.
+pub fn records(volume: &Volume) -> Vec<GrowthRecord> {
     volume
         .status
         .as_ref()

@@ -20,9 +20,6 @@ use crate::write::{Object, Place, Write};
 
 /// Sizes are whole mebibytes: every filesystem and every sector size divides them.
 const UNIT: Bytes = Bytes::MIB;
-/// The largest volume. It leaves the sum of a pool far from any overflow.
-const SIZE_MAX: Bytes = Bytes::new(1 << 59);
-
 /// The annotations that a cluster's binder sets.
 const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
@@ -34,9 +31,12 @@ pub fn goal(requested: Bytes) -> Result<Bytes, Hold> {
     let size = requested
         .max(UNIT)
         .checked_next_multiple_of(UNIT)
-        .filter(|size| *size <= SIZE_MAX);
+        .filter(|size| *size <= Bytes::VOLUME_MAX);
     size.ok_or_else(|| {
-        let message = format!("{requested} is asked for; the largest volume is {SIZE_MAX}.");
+        let message = format!(
+            "{requested} is asked for; the largest volume is {}.",
+            Bytes::VOLUME_MAX
+        );
         Hold::new(HoldReason::SizeTooLarge, message)
     })
 }

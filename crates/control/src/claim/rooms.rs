@@ -37,7 +37,7 @@ impl Pools<'_> {
             let message = format!("Pool {name:?} at {} is not ready: {why}.", pool.spec.path);
             return Err(Hold::new(HoldReason::PoolNotReady, message));
         };
-        let limit = percent(capacity.usable(), pool.spec.overcommit_percent);
+        let limit = capacity.promisable(pool.spec.overcommit_percent);
         let promised = self.ledger.reserved_beside(&name, replica);
         Ok(Room {
             promised,
@@ -133,20 +133,32 @@ impl Rooms for Pools<'_> {
     }
 }
 
-/// So many percent of a size, rounded down.
-fn percent(size: Bytes, percent: u32) -> Bytes {
-    let product = u128::from(size.get()) * u128::from(percent) / 100;
-    u64::try_from(product)
-        .map_or(Bytes::MAX, Bytes::new)
-        .min(Bytes::MAX)
-}
-
-/// A size for a sentence: exact where it is a round one, else in whole mebibytes rounded down.
+/// A size for a sentence: exact where that is short, else in the unit that suits it, with one decimal,
+/// rounded down, since it tells what there is.
 fn human(size: Bytes) -> String {
     let exact = size.to_string();
-    if exact.ends_with('i') {
-        exact
-    } else {
-        format!("{}Mi", size.get() >> 20)
+    if exact.len() <= 6 {
+        return exact;
+    }
+    const UNITS: [(u32, &str); 5] = [(50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
+    let fitting = UNITS.iter().find(|(shift, _)| size.get() >> shift > 0);
+    let Some((shift, unit)) = fitting else {
+        return exact;
+    };
+    let tenths = u128::from(size.get()) * 10 >> shift;
+    format!("{}.{}{unit}", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Fails if a sentence shows a size that nobody can read, or one that is larger than the truth.
+    #[test]
+    fn sizes_in_sentences_are_short_and_never_too_large() {
+        assert_eq!(human(Bytes::gib(2)), "2Gi");
+        assert_eq!(human(Bytes::ZERO), "0");
+        assert_eq!(human(Bytes::new(71_848_696 << 10)), "68.5Gi");
+        assert_eq!(human(Bytes::new((1 << 20) - 1)), "1023.9Ki");
     }
 }

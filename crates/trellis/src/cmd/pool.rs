@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, ResourceExt};
 use serde::Serialize;
 use serde_json::json;
 use trellis_api::Bytes;
@@ -18,10 +17,9 @@ use trellis_control::view::now;
 use super::changes;
 use crate::claim_view;
 use crate::cli::{Global, Output};
-use crate::connect::connect;
+use crate::connect::{connect, own_node};
 use crate::exit::{Ended, from_service};
 use crate::output::{self, Table, Tone, UNKNOWN, age, human_or_unknown};
-use crate::up::host_name;
 
 /// A change of this annotation makes the pool's node measure it again.
 const MEASURE: &str = "trellis.dev/measure";
@@ -85,7 +83,7 @@ impl Line {
             size: capacity.map(|sizes| sizes.total),
             free: capacity.map(|sizes| sizes.free),
             allocated: capacity.map(|sizes| sizes.allocated),
-            limit: capacity.map(|sizes| percent_of(sizes.usable(), pool.spec.overcommit_percent)),
+            limit: capacity.map(|sizes| sizes.promisable(pool.spec.overcommit_percent)),
             observed_at: capacity.map(|sizes| sizes.observed_at.clone()),
             ready: ready.is_some_and(|each| each.status == "True"),
             message: match ready {
@@ -94,13 +92,6 @@ impl Line {
             },
         }
     }
-}
-
-fn percent_of(size: Bytes, percent: u32) -> Bytes {
-    let product = u128::from(size.get()) * u128::from(percent) / 100;
-    u64::try_from(product)
-        .map_or(Bytes::MAX, Bytes::new)
-        .min(Bytes::MAX)
 }
 
 fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
@@ -194,25 +185,6 @@ pub async fn add(
     output::print(&format!(
         "{what} is there already; it promises {overcommit}% now and is measured again\n"
     ))
-}
-
-/// The node that this machine is: the only one there is, or the one with this machine's name.
-async fn own_node(client: &Client) -> anyhow::Result<String> {
-    let nodes = claim_view::list(Api::<Node>::all(client.clone()), &ListParams::default()).await?;
-    let names: Vec<String> = nodes.iter().map(|node| node.name_any()).collect();
-    match names.as_slice() {
-        [only] => Ok(only.clone()),
-        several => {
-            let own = several.iter().find(|name| **name == host_name()).cloned();
-            own.with_context(|| {
-                format!(
-                    "this machine ({}) is none of the nodes {}",
-                    host_name(),
-                    several.join(", ")
-                )
-            })
-        }
-    }
 }
 
 #[cfg(test)]

@@ -87,7 +87,8 @@ pub enum Next {
     Raise {
         /// The rung to raise.
         rung: Rung,
-        /// The size to raise it to.
+        /// The size to raise it to, at least. A rung that has units of its own may end above it, but never
+        /// above the rung below.
         to: Bytes,
     },
     /// This rung is the lowest that is behind, and it cannot rise.
@@ -131,8 +132,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A ladder of a model machine: raising a rung makes it as large as it was told, and no larger
-    /// than a whole number of its units.
+    /// A ladder of a model machine: raising a rung makes it at least as large as it was told, in whole
+    /// units of its own, as far as the rung below allows.
     #[derive(Clone, Debug)]
     struct Model {
         sizes: Vec<u64>,
@@ -164,10 +165,10 @@ mod tests {
                 .iter()
                 .position(|each| *each == rung)
                 .expect("a rung of ours");
-            let target = if index == 0 {
-                to.get()
-            } else {
-                self.fit(index, to.get())
+            let whole_units = to.get().next_multiple_of(self.unit[index]);
+            let target = match index.checked_sub(1) {
+                Some(below) => whole_units.min(self.fit(index, self.sizes[below])),
+                None => whole_units,
             };
             self.sizes[index] = self.sizes[index].max(target);
         }

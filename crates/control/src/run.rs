@@ -8,7 +8,6 @@ use tokio::task::JoinSet;
 use crate::agent::machine::Machine;
 use crate::agent::{self, Agent, Ladders};
 use crate::claim;
-use crate::queue::Queue;
 use crate::record::Recorder;
 use crate::world::World;
 
@@ -21,8 +20,7 @@ const WORKERS: usize = 8;
 /// its first listing, and only from then on is anything decided.
 pub async fn start(client: Client, node: String, machine: Arc<dyn Machine>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    let (claims, volumes) = (Queue::default(), Queue::default());
-    let world = Arc::new(World::new(vec![claims.clone(), volumes.clone()]));
+    let world = Arc::new(World::new());
     let (recorder, recording) = Recorder::new(client.clone(), node.clone());
     tasks.spawn(recording);
     for mut listed in world.watch(&client, &mut tasks) {
@@ -33,7 +31,7 @@ pub async fn start(client: Client, node: String, machine: Arc<dyn Machine>) -> J
         tasks.spawn(claim::run(
             world.clone(),
             client.clone(),
-            claims.clone(),
+            world.plans.clone(),
             recorder.clone(),
         ));
     }
@@ -46,7 +44,7 @@ pub async fn start(client: Client, node: String, machine: Arc<dyn Machine>) -> J
         ladders: Ladders::default(),
     });
     for _ in 0..WORKERS {
-        tasks.spawn(agent::run(agent.clone(), volumes.clone()));
+        tasks.spawn(agent::run(agent.clone(), world.passes.clone()));
     }
     tasks.spawn(agent::run_pools(agent, world.pool_queue.clone()));
     tasks.spawn(world.resync());

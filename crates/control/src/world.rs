@@ -58,7 +58,10 @@ pub struct World {
     /// Names of pools that want to be measured.
     pub pool_queue: Queue,
     pools_to_measure: Mutex<HashSet<String>>,
-    queues: Vec<Queue>,
+    /// Volumes whose objects are to be planned for.
+    pub plans: Queue,
+    /// Volumes that this node has to look at.
+    pub passes: Queue,
 }
 
 /// The volume that a claim has, or will have.
@@ -97,9 +100,15 @@ fn pod_claims(pod: &Pod) -> Vec<String> {
         .collect()
 }
 
+impl Default for World {
+    fn default() -> Self {
+        World::new()
+    }
+}
+
 impl World {
-    /// Empty caches that tell `queues` of every change.
-    pub fn new(queues: Vec<Queue>) -> Self {
+    /// Empty caches.
+    pub fn new() -> Self {
         World {
             claims: Cache::new(volume_name),
             persistent_volumes: Cache::new(|volume| Some(volume.name_any())),
@@ -116,7 +125,8 @@ impl World {
             ledger: Ledger::default(),
             pool_queue: Queue::default(),
             pools_to_measure: Mutex::default(),
-            queues,
+            plans: Queue::default(),
+            passes: Queue::default(),
         }
     }
 
@@ -144,43 +154,24 @@ impl World {
     ) -> Vec<watch::Receiver<bool>> {
         let mut ready = Vec::new();
         macro_rules! follow {
-            ($kind:ty, $cache:ident, $keys:expr) => {
-                follow!($kind, $cache, $keys, |_: &World, _: &Changed<$kind>| ())
-            };
-            ($kind:ty, $cache:ident, $keys:expr, $notice:expr) => {{
+            ($cache:ident: $kind:ty, $follow:expr) => {{
                 let (sender, receiver) = watch::channel(false);
-                let world = self.clone();
                 let api = Api::<$kind>::all(client.clone());
                 let cache: fn(&World) -> &Cache<$kind> = |world| &world.$cache;
-                tasks.spawn(follow(
-                    api,
-                    world,
-                    Follow {
-                        cache,
-                        keys: $keys,
-                        notice: $notice,
-                    },
-                    sender,
-                ));
+                tasks.spawn(follow(api, self.clone(), cache, $follow, sender));
                 ready.push(receiver);
             }};
         }
-        follow!(PersistentVolumeClaim, claims, World::keys_of_claim);
-        follow!(PersistentVolume, persistent_volumes, World::keys_of_named);
-        follow!(StorageClass, classes, World::keys_of_class);
-        follow!(Pod, pods, World::keys_of_pod);
-        follow!(Pool, pools, World::keys_of_pool, World::note_pool);
-        follow!(Volume, volumes, World::keys_of_named);
-        follow!(Target, targets, |_: &World, target: &Target| vec![
-            target.spec.volume.clone()
-        ]);
-        follow!(
-            Replica,
-            replicas,
-            |_: &World, replica: &Replica| vec![replica.spec.volume.clone()],
-            World::note_replica
-        );
-        follow!(Attachment, attachments, World::keys_of_attachment);
+        follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, claim_concerns_node));
+        follow!(persistent_volumes: PersistentVolume, Follow::of(World::keys_of_named, never));
+        follow!(classes: StorageClass, Follow::of(World::keys_of_class, never));
+        follow!(pods: Pod, Follow::of(World::keys_of_pod, never));
+        follow!(pools: Pool, Follow::of(World::keys_of_pool, always).noticed(World::note_pool));
+        follow!(volumes: Volume, Follow::of(World::keys_of_named, wish_changed));
+        follow!(targets: Target, Follow::of(|_, target| vec![target.spec.volume.clone()], wish_changed));
+        follow!(replicas: Replica, Follow::of(|_, replica: &Replica| vec![replica.spec.volume.clone()], wish_changed)
+            .noticed(World::note_replica));
+        follow!(attachments: Attachment, Follow::of(World::keys_of_attachment, wish_changed));
         ready
     }
 
@@ -228,9 +219,10 @@ impl World {
         keys.iter().for_each(|key| self.push(key));
     }
 
-    /// Asks every queue for a run of `key`.
+    /// Asks for a plan and for a pass.
     pub fn push(&self, key: &str) {
-        self.queues.iter().for_each(|queue| queue.push(key));
+        self.plans.push(key);
+        self.passes.push(key);
     }
 
     /// Keeps the reservations right, and wakes whoever waited for the room that appeared.
@@ -340,14 +332,66 @@ impl World {
 
 /// What is done with the events of one kind.
 struct Follow<K> {
-    cache: fn(&World) -> &Cache<K>,
+    /// The volumes that an object belongs to.
     keys: fn(&World, &K) -> Vec<String>,
+    /// Whether the agent has to look, beside the planner.
+    concerns_node: fn(&Changed<K>) -> bool,
     notice: fn(&World, &Changed<K>),
 }
 
+impl<K> Follow<K> {
+    fn of(keys: fn(&World, &K) -> Vec<String>, concerns_node: fn(&Changed<K>) -> bool) -> Self {
+        Follow {
+            keys,
+            concerns_node,
+            notice: |_, _| (),
+        }
+    }
+
+    fn noticed(self, notice: fn(&World, &Changed<K>)) -> Self {
+        Follow { notice, ..self }
+    }
+}
+
+fn always<K>(_: &Changed<K>) -> bool {
+    true
+}
+
+fn never<K>(_: &Changed<K>) -> bool {
+    false
+}
+
+/// Whether what is wanted of an object changed, and not only what is reported of it. The agent's own
+/// reports would otherwise send it to look again at what it has just looked at.
+fn wish_changed<K: ResourceExt>(change: &Changed<K>) -> bool {
+    let (Some(old), Some(new)) = (&change.old, &change.new) else {
+        return true;
+    };
+    let (old, new) = (old.meta(), new.meta());
+    old.generation != new.generation
+        || old.deletion_timestamp != new.deletion_timestamp
+        || old.finalizers != new.finalizers
+}
+
+/// A claim concerns the agent by its binding and its status. A new request does not: it comes back as the
+/// goals of the kinds below.
+fn claim_concerns_node(change: &Changed<PersistentVolumeClaim>) -> bool {
+    let (Some(old), Some(new)) = (&change.old, &change.new) else {
+        return true;
+    };
+    old.status != new.status
+        || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
+        || volume_name(old) != volume_name(new)
+}
+
 /// Follows one kind for ever, feeding its cache and pushing the keys of what changed.
-async fn follow<K>(api: Api<K>, world: Arc<World>, kind: Follow<K>, ready: watch::Sender<bool>)
-where
+async fn follow<K>(
+    api: Api<K>,
+    world: Arc<World>,
+    cache: fn(&World) -> &Cache<K>,
+    kind: Follow<K>,
+    ready: watch::Sender<bool>,
+) where
     K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
     let config = watcher::Config::default().any_semantic();
@@ -362,7 +406,7 @@ where
             }
         };
         let listed = matches!(event, watcher::Event::InitDone);
-        for change in (kind.cache)(&world).apply(event) {
+        for change in cache(&world).apply(event) {
             (kind.notice)(&world, &change);
             let both = change.old.iter().chain(&change.new);
             let mut touched: Vec<String> = both
@@ -370,7 +414,13 @@ where
                 .collect();
             touched.sort_unstable();
             touched.dedup();
-            touched.iter().for_each(|key| world.push(key));
+            let concerns_node = (kind.concerns_node)(&change);
+            for key in &touched {
+                if concerns_node {
+                    world.passes.push(key);
+                }
+                world.plans.push(key);
+            }
         }
         if listed {
             ready.send_replace(true);

@@ -88,7 +88,7 @@ impl Agent {
             return self.write(key, writes, None).await;
         }
         let (view, job) = (Arc::new(view), Arc::new(job));
-        let Some((outcome, told)) = self.work(&view, &job).await else {
+        let Some(outcome) = self.work(&view, &job).await else {
             return Run::Failed;
         };
         self.ladders.remember(key, &outcome.ladder);
@@ -97,12 +97,11 @@ impl Agent {
         {
             self.world.pool_used(&replica.object.spec.pool);
         }
-        self.report(key, &view, &job, &outcome, told).await
+        self.report(key, &view, &job, &outcome).await
     }
 
-    /// Runs the blocking pass, and stores the lower rungs while the upper ones are still being raised;
-    /// answers also whether that was done.
-    async fn work(&self, view: &Arc<View>, job: &Arc<Job>) -> Option<(Outcome, bool)> {
+    /// Runs the blocking pass, and stores the lower rungs while the upper ones are still being raised.
+    async fn work(&self, view: &Arc<View>, job: &Arc<Job>) -> Option<Outcome> {
         let (sender, mut ladders) = mpsc::channel::<Vec<RungStatus>>(EARLY_MAX);
         let machine = self.machine.clone();
         let blocking_job = job.clone();
@@ -124,7 +123,7 @@ impl Agent {
             send(&self.client, &writes).await;
         }
         match pass.await {
-            Ok(outcome) => Some((outcome, told)),
+            Ok(outcome) => Some(outcome),
             Err(error) => {
                 tracing::error!(%error, "a pass over a volume ended in a panic");
                 None
@@ -132,21 +131,9 @@ impl Agent {
         }
     }
 
-    async fn report(
-        &self,
-        key: &str,
-        view: &View,
-        job: &Job,
-        outcome: &Outcome,
-        told: bool,
-    ) -> Run {
+    async fn report(&self, key: &str, view: &View, job: &Job, outcome: &Outcome) -> Run {
         let now = now();
-        // What was told early brings the volume here again, and with it whatever else there is to tell.
-        let replica = if told {
-            Vec::new()
-        } else {
-            replica_writes(view, job, outcome, &now)
-        };
+        let replica = replica_writes(view, job, outcome, &now);
         let uses = use_writes(view, job, outcome, &now);
         let claim = claim_write(view, job, outcome, &now);
         let step = match (&claim, uses.is_empty(), replica.is_empty()) {

@@ -100,7 +100,7 @@ fn measured(
             hold,
         };
         let place = Place::named(Object::Replica, replica.name_any());
-        writes.extend(status_write(place, replica.resource_version(), &old, &new));
+        writes.extend(status_write(place, &old, &new));
     }
     if let (Some(rung), Some(target)) = (rung(Rung::Volume), &view.target) {
         let old = target.status.clone().unwrap_or_default();
@@ -115,7 +115,6 @@ fn measured(
         };
         writes.extend(status_write(
             Place::named(Object::Target, target.name_any()),
-            target.resource_version(),
             &old,
             &new,
         ));
@@ -144,7 +143,6 @@ fn refused(replica: &Replica, hold: &Hold, now: &MicroTime) -> Option<Write> {
     };
     status_write(
         Place::named(Object::Replica, replica.name_any()),
-        replica.resource_version(),
         &old,
         &new,
     )
@@ -211,7 +209,7 @@ pub fn use_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) ->
             object.namespace().unwrap_or_default(),
             object.name_any(),
         );
-        writes.extend(status_write(place, object.resource_version(), &old, &new));
+        writes.extend(status_write(place, &old, &new));
     }
     for (each, hold) in &outcome.uses {
         writes.extend(use_write(view, job, outcome, each, hold.as_ref(), now));
@@ -290,7 +288,7 @@ fn use_write(
     if quiet == old {
         return None;
     }
-    status_write(place, each.object.resource_version(), &old, &new)
+    status_write(place, &old, &new)
 }
 
 /// The claim's status when all its rungs on this node are as they should be, or one is held. Like the
@@ -352,14 +350,9 @@ fn without_finalizer(place: Place, finalizers: &[String], done: &str) -> Write {
 }
 
 /// A status patch that turns `old` into `new`: fields that are gone are set to null, since a merge keeps
-/// what it is not told of. It counts only for the version that was looked at: a report that was already
-/// followed by another one must not be taken back by a look at the older object.
-fn status_write<S: serde::Serialize + PartialEq>(
-    place: Place,
-    version: Option<String>,
-    old: &S,
-    new: &S,
-) -> Option<Write> {
+/// what it is not told of. It is not bound to the version that was looked at: this node alone writes these
+/// statuses, and what it has just measured is newer than whatever is stored.
+fn status_write<S: serde::Serialize + PartialEq>(place: Place, old: &S, new: &S) -> Option<Write> {
     if old == new {
         return None;
     }
@@ -369,6 +362,5 @@ fn status_write<S: serde::Serialize + PartialEq>(
             fields.entry(field.clone()).or_insert(Value::Null);
         }
     }
-    let body = json!({ "metadata": { "resourceVersion": version }, "status": body });
-    Some(Write::PatchStatus(place, body))
+    Some(Write::PatchStatus(place, json!({ "status": body })))
 }

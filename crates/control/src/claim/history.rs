@@ -41,7 +41,11 @@ pub fn succeeded(
     let known = records
         .iter()
         .any(|record| record.requested_at == growth.at);
-    if !reached || known {
+    // The claim may be seen before the rungs that it was finished from; their times belong to the record.
+    let behind = rungs(view)
+        .iter()
+        .any(|rung| rung.size < volume.spec.capacity && !rung.full);
+    if !reached || known || behind {
         return records;
     }
     let record = GrowthRecord {

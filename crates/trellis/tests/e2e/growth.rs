@@ -131,7 +131,7 @@ fn history_is_kept_and_survives_a_crash() {
         assert_eq!(record["result"], "Succeeded");
         let rungs: Vec<&str> = record["rungs"]
             .as_array()
-            .unwrap()
+            .unwrap_or_else(|| panic!("no rungs: {record}"))
             .iter()
             .map(|rung| rung["rung"].as_str().unwrap())
             .collect();

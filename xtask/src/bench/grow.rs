@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
 use serde_json::json;
-use trellis_api::kinds::{Attachment, Replica, Target};
+use trellis_api::kinds::{Attachment, Replica, Target, Volume};
 use trellis_api::{Bytes, Rung};
 use trellis_node::filesystem::{self, FilesystemKind};
 use trellis_node::sys::loopdev;
@@ -45,10 +46,11 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
         Times::default(),
     );
     let mut rungs = RungTimes::default();
+    let mut stages = Stages::default();
     let before = written(&client).await?;
     for index in 0..growths {
         let want = Bytes::new(FIRST.get() + BY.get() * u64::try_from(index + 1)?);
-        let started = Instant::now();
+        let (started, clock) = (Instant::now(), Timestamp::now());
         let body = json!({ "spec": { "resources": { "requests": { "storage": want } } } });
         claims
             .patch("data", &PatchParams::default(), &Patch::Merge(body))
@@ -65,7 +67,8 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
         whole.push(took);
         raw.push(raw_took);
         over.push(took.saturating_sub(raw_took));
-        rungs.take(&client).await?;
+        stages.push("done, as the client sees it", took);
+        rungs.take(&client, clock, &mut stages).await?;
         // Let the reports that nobody waited for settle, so that each growth is measured alone.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -76,7 +79,7 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
         "growth of a mounted {kind} below {}, {growths} times by {BY}",
         below.display()
     );
-    println!("                     median        p99");
+    println!("  {:<30} {:>9}  {:>9}", "", "median", "p99");
     let row = |name: &str, times: &Times| {
         println!(
             "  {name:<16} {:>9}  {:>9}",
@@ -90,6 +93,10 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
     row("patch answered", &acknowledged);
     for (rung, times) in &rungs.0 {
         row(&format!("  {rung} rung"), times);
+    }
+    println!("  since the patch was sent:");
+    for (name, times) in &stages.0 {
+        row(&format!("  {name}"), times);
     }
     let ratio = whole.median().as_secs_f64() / raw.median().as_secs_f64();
     println!("  patch to done / bare: {ratio:.2}");
@@ -208,14 +215,47 @@ impl Bare {
     }
 }
 
+/// When each stage of a growth was reached, counted from the moment when the patch was sent.
+#[derive(Default)]
+struct Stages(Vec<(String, Times)>);
+
+impl Stages {
+    fn push_at(&mut self, name: &str, start: Timestamp, at: Timestamp) {
+        self.push(
+            name,
+            at.duration_since(start).try_into().unwrap_or_default(),
+        );
+    }
+
+    fn push(&mut self, name: &str, time: Duration) {
+        if !self.0.iter().any(|(known, _)| known == name) {
+            self.0.push((name.to_owned(), Times::default()));
+        }
+        let found = self.0.iter_mut().find(|(known, _)| known == name);
+        if let Some((_, times)) = found {
+            times.push(time);
+        }
+    }
+}
+
 /// How long the raise of each rung took, as the service reports it.
 #[derive(Default)]
 struct RungTimes(Vec<(Rung, Times)>);
 
 impl RungTimes {
-    async fn take(&mut self, client: &Client) -> anyhow::Result<()> {
+    async fn take(
+        &mut self,
+        client: &Client,
+        start: Timestamp,
+        stages: &mut Stages,
+    ) -> anyhow::Result<()> {
         let all = ListParams::default();
         let mut found = Vec::new();
+        for volume in Api::<Volume>::all(client.clone()).list(&all).await? {
+            if let Some(growth) = volume.spec.growth {
+                stages.push_at("planned", start, growth.at.0);
+            }
+        }
         for replica in Api::<Replica>::all(client.clone()).list(&all).await? {
             found.extend(replica.status.and_then(|status| status.rung));
         }
@@ -234,6 +274,7 @@ impl RungTimes {
             let Some(raised) = status.raised else {
                 continue;
             };
+            stages.push_at(&format!("{} raised", status.rung), start, raised.at.0);
             let time = Duration::from_micros(raised.took_micros);
             match self.0.iter_mut().find(|(rung, _)| *rung == status.rung) {
                 Some((_, times)) => times.push(time),

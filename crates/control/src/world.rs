@@ -373,13 +373,19 @@ fn wish_changed<K: ResourceExt>(change: &Changed<K>) -> bool {
         || old.finalizers != new.finalizers
 }
 
-/// A claim concerns the agent by its binding and its status. A new request does not: it comes back as the
-/// goals of the kinds below.
+/// A claim concerns the agent by its binding. A new request does not, nor does the progress of a growth:
+/// they come back as the goals of the kinds below.
 fn claim_concerns_node(change: &Changed<PersistentVolumeClaim>) -> bool {
     let (Some(old), Some(new)) = (&change.old, &change.new) else {
         return true;
     };
-    old.status != new.status
+    let phase = |claim: &PersistentVolumeClaim| {
+        claim
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.clone())
+    };
+    phase(old) != phase(new)
         || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
         || volume_name(old) != volume_name(new)
 }
@@ -415,6 +421,12 @@ async fn follow<K>(
             touched.sort_unstable();
             touched.dedup();
             let concerns_node = (kind.concerns_node)(&change);
+            tracing::trace!(
+                ?touched,
+                concerns_node,
+                kind = std::any::type_name::<K>(),
+                "event"
+            );
             for key in &touched {
                 if concerns_node {
                     world.passes.push(key);

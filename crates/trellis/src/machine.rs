@@ -3,21 +3,27 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use trellis_api::kinds::{Content, Usage};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::agent::machine::{
-    Machine, PoolMeasured, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
+    Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
 };
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
+use trellis_node::sys::loopdev;
 use trellis_node::{probe, volume};
+
+/// How many replicas are kept open: each takes a few file descriptors.
+const OPEN_REPLICAS_MAX: usize = 128;
 
 /// This machine. Private mounts and notes about filesystems in the making live in its data directory.
 pub struct ThisMachine {
     mounts: PathBuf,
     notes: PathBuf,
     pools: Mutex<HashMap<PathBuf, Arc<Pool>>>,
+    /// Replicas that are open. Opening one checks and syncs it; measuring an open one only reads.
+    replicas: Mutex<HashMap<(PathBuf, String), Replica>>,
 }
 
 impl ThisMachine {
@@ -30,6 +36,7 @@ impl ThisMachine {
             mounts,
             notes,
             pools: Mutex::default(),
+            replicas: Mutex::default(),
         })
     }
 
@@ -54,19 +61,91 @@ impl ThisMachine {
     }
 
     fn replica(&self, place: &ReplicaPlace) -> Result<Replica, Hold> {
-        let replica = self.with_pool(&place.pool, |pool| {
-            pool.open_replica(&place.name).map_err(store_hold)
-        })?;
+        let key = (place.pool.clone(), place.name.clone());
+        let open = self.open_replicas().get(&key).cloned();
+        let replica = match open {
+            Some(replica) => replica,
+            None => self.with_pool(&place.pool, |pool| {
+                pool.open_replica(&place.name).map_err(store_hold)
+            })?,
+        };
         let (found, asked) = (replica.identity(), identity(place)?);
         if found != asked {
             let message = format!("Replica {} holds {found}, not {asked}.", place.name);
             return Err(Hold::new(HoldReason::ReplicaDamaged, message));
         }
+        let mut open = self.open_replicas();
+        if open.len() >= OPEN_REPLICAS_MAX {
+            open.clear();
+        }
+        open.insert(key, replica.clone());
         Ok(replica)
+    }
+
+    fn open_replicas(&self) -> MutexGuard<'_, HashMap<(PathBuf, String), Replica>> {
+        self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn mount_of(&self, stage: &Stage) -> PathBuf {
         self.mounts.join(&stage.volume)
+    }
+
+    /// Device, filesystem if there is none yet, private mount. Answers the device.
+    fn bring_into_use(&self, stage: &Stage, is_staged: bool) -> Result<PathBuf, Hold> {
+        // The device of a filesystem can always be written to: a read-only mount may have to replay its
+        // journal. The device of a block volume is what its user gets.
+        let device_read_only = stage.read_only && stage.filesystem.is_none();
+        let device = volume::attach(&stage.backing, device_read_only)
+            .map_err(node_hold)?
+            .path;
+        if let Some(kind) = stage.filesystem {
+            if !is_staged {
+                let note = self.notes.join(&stage.volume);
+                volume::ensure_filesystem(&device, kind, &note).map_err(node_hold)?;
+            }
+            let staging = self.mount_of(stage);
+            volume::stage(&device, kind, &staging, stage.read_only).map_err(node_hold)?;
+        }
+        Ok(device)
+    }
+
+    fn found_stage(&self, stage: &Stage, seen: &volume::Observation) -> Result<StageFound, Hold> {
+        let device = seen.device.as_ref().ok_or_else(|| gone(stage))?;
+        let mut rungs = vec![RungFound {
+            rung: Rung::Device,
+            size: device.size,
+            full: false,
+        }];
+        if stage.filesystem.is_some() {
+            let Some(filesystem) = seen.filesystem else {
+                let message = format!(
+                    "{} carries no filesystem that can be read.",
+                    device.path.display()
+                );
+                return Err(Hold::new(HoldReason::FilesystemUnsupported, message));
+            };
+            let size = filesystem.geometry.size();
+            rungs.push(RungFound {
+                rung: Rung::Filesystem,
+                size,
+                full: size >= filesystem.largest_fit,
+            });
+        }
+        let usage = seen
+            .staged
+            .then(|| volume::usage(&self.mount_of(stage)).ok())
+            .flatten();
+        let usage = usage.map(|usage| Usage {
+            used: usage.bytes_used,
+            available: usage.bytes_available,
+            inodes_used: usage.inodes_used,
+            inodes_free: usage.inodes_available,
+        });
+        Ok(StageFound {
+            device: device.path.display().to_string(),
+            rungs,
+            usage,
+        })
     }
 
     fn observe(&self, stage: &Stage) -> Result<volume::Observation, Hold> {
@@ -88,6 +167,32 @@ fn identity(place: &ReplicaPlace) -> Result<Identity, Hold> {
         volume: parse(&place.volume_id)?,
         replica: parse(&place.replica_id)?,
     })
+}
+
+fn gone(stage: &Stage) -> Hold {
+    Hold::new(
+        HoldReason::DeviceGone,
+        format!(
+            "No block device carries {} any more.",
+            stage.backing.display()
+        ),
+    )
+}
+
+/// Whether the volume is in use just as it should be, at every path.
+fn is_provided(seen: &volume::Observation, stage: &Stage, uses: &[Use]) -> bool {
+    let is_block = stage.filesystem.is_none();
+    let writable = seen
+        .device
+        .as_ref()
+        .is_some_and(|device| !device.read_only || (is_block && stage.read_only));
+    let staged = is_block || (seen.staged && (stage.read_only || !seen.staged_read_only));
+    let published = |usage: &Use| {
+        seen.publications.iter().any(|each| {
+            each.path == usage.path && each.block == is_block && each.read_only == usage.read_only
+        })
+    };
+    writable && staged && uses.iter().all(published)
 }
 
 fn provisioning(place: &ReplicaPlace) -> Provisioning {
@@ -141,6 +246,8 @@ impl Machine for ThisMachine {
     }
 
     fn remove_replica(&self, place: &ReplicaPlace) -> Result<(), Hold> {
+        self.open_replicas()
+            .remove(&(place.pool.clone(), place.name.clone()));
         self.with_pool(&place.pool, |pool| {
             pool.remove(&place.name).map_err(store_hold)
         })
@@ -175,66 +282,35 @@ impl Machine for ThisMachine {
         }
     }
 
-    fn stage(&self, stage: &Stage) -> Result<StageFound, Hold> {
-        // The device of a filesystem can always be written to: a read-only mount may have to replay its
-        // journal. The device of a block volume is what its user gets.
-        let device_read_only = stage.read_only && stage.filesystem.is_none();
-        let device = volume::attach(&stage.backing, device_read_only).map_err(node_hold)?;
-        if let Some(kind) = stage.filesystem {
-            let staging = self.mount_of(stage);
-            if !self.observe(stage)?.staged {
-                let note = self.notes.join(&stage.volume);
-                volume::ensure_filesystem(&device.path, kind, &note).map_err(node_hold)?;
-            }
-            volume::stage(&device.path, kind, &staging, stage.read_only).map_err(node_hold)?;
+    fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold> {
+        let seen = self.observe(stage)?;
+        let there = is_provided(&seen, stage, uses);
+        if there && let Ok(found) = self.found_stage(stage, &seen) {
+            return Ok(Provided {
+                found,
+                refused: vec![None; uses.len()],
+            });
         }
-        self.find_stage(stage)
+        let device = self.bring_into_use(stage, seen.staged)?;
+        let staging = self.mount_of(stage);
+        let source = match stage.filesystem {
+            Some(_) => volume::Source::Filesystem { staging: &staging },
+            None => volume::Source::Block { device: &device },
+        };
+        let publish = |usage: &Use| {
+            volume::publish(source, &usage.path, usage.read_only)
+                .err()
+                .map(node_hold)
+        };
+        let refused = uses.iter().map(publish).collect();
+        Ok(Provided {
+            found: self.find_stage(stage)?,
+            refused,
+        })
     }
 
     fn find_stage(&self, stage: &Stage) -> Result<StageFound, Hold> {
-        let observation = self.observe(stage)?;
-        let Some(device) = observation.device else {
-            let message = format!(
-                "No block device carries {} any more.",
-                stage.backing.display()
-            );
-            return Err(Hold::new(HoldReason::DeviceGone, message));
-        };
-        let mut rungs = vec![RungFound {
-            rung: Rung::Device,
-            size: device.size,
-            full: false,
-        }];
-        if stage.filesystem.is_some() {
-            let Some(filesystem) = observation.filesystem else {
-                let message = format!(
-                    "{} carries no filesystem that can be read.",
-                    device.path.display()
-                );
-                return Err(Hold::new(HoldReason::FilesystemUnsupported, message));
-            };
-            let size = filesystem.geometry.size();
-            rungs.push(RungFound {
-                rung: Rung::Filesystem,
-                size,
-                full: size >= filesystem.largest_fit,
-            });
-        }
-        let usage = observation
-            .staged
-            .then(|| volume::usage(&self.mount_of(stage)).ok())
-            .flatten();
-        let usage = usage.map(|usage| Usage {
-            used: usage.bytes_used,
-            available: usage.bytes_available,
-            inodes_used: usage.inodes_used,
-            inodes_free: usage.inodes_available,
-        });
-        Ok(StageFound {
-            device: device.path.display().to_string(),
-            rungs,
-            usage,
-        })
+        self.found_stage(stage, &self.observe(stage)?)
     }
 
     fn raise_stage(&self, stage: &Stage, rung: Rung, to: Bytes) -> Result<(), Hold> {
@@ -243,12 +319,9 @@ impl Machine for ThisMachine {
                 .map(drop)
                 .map_err(node_hold),
             (Rung::Filesystem, Some(kind)) => {
-                let device = self.observe(stage)?.device.ok_or_else(|| {
-                    Hold::new(
-                        HoldReason::DeviceGone,
-                        format!("No block device carries {}.", stage.backing.display()),
-                    )
-                })?;
+                let device = loopdev::find(&stage.backing)
+                    .map_err(node_hold)?
+                    .ok_or_else(|| gone(stage))?;
                 volume::grow_filesystem(kind, &self.mount_of(stage), &device.path)
                     .map(drop)
                     .map_err(node_hold)
@@ -261,28 +334,6 @@ impl Machine for ThisMachine {
                 Err(Hold::new(HoldReason::KernelRefused, message))
             }
         }
-    }
-
-    fn publish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold> {
-        let staging = self.mount_of(stage);
-        if stage.filesystem.is_some() {
-            let source = volume::Source::Filesystem { staging: &staging };
-            return volume::publish(source, &usage.path, usage.read_only)
-                .map(drop)
-                .map_err(node_hold);
-        }
-        let device = self.observe(stage)?.device.ok_or_else(|| {
-            Hold::new(
-                HoldReason::DeviceGone,
-                format!("No block device carries {}.", stage.backing.display()),
-            )
-        })?;
-        let source = volume::Source::Block {
-            device: &device.path,
-        };
-        volume::publish(source, &usage.path, usage.read_only)
-            .map(drop)
-            .map_err(node_hold)
     }
 
     fn unpublish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold> {

@@ -67,7 +67,15 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
 fn build() -> anyhow::Result<PathBuf> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let status = std::process::Command::new("cargo")
-        .args(["build", "--quiet", "--release", "--package", "trellis", "--package", "xtask"])
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "--package",
+            "trellis",
+            "--package",
+            "xtask",
+        ])
         .current_dir(&root)
         .status()
         .context("cargo cannot be run")?;

@@ -9,7 +9,7 @@ use super::FilesystemKind;
 use crate::{Bytes, Hold, Rung};
 
 /// How many growths a volume remembers.
-pub const GROWTH_RECORDS_MAX: usize = 50;
+pub const GROWTH_RECORDS_MAX: usize = 25;
 
 /// What is wanted of a volume.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

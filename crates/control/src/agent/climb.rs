@@ -26,6 +26,8 @@ pub struct Measured {
 pub trait Climbable {
     /// Measures every rung, lowest first.
     fn measure(&self) -> Result<Vec<Measured>, Hold>;
+    /// Measures the rungs that a raise of `raised` can have changed: itself and its neighbours above.
+    fn measure_again(&self, raised: Rung) -> Result<Vec<Measured>, Hold>;
     /// Raises one rung.
     fn raise(&self, rung: Rung, to: Bytes) -> Result<(), Hold>;
     /// Told of the ladder after every raise.
@@ -53,7 +55,7 @@ pub fn climb(
 }
 
 /// Raises one rung and measures again; whatever keeps it below its goal becomes its hold.
-fn raise(subject: &dyn Climbable, ladder: &mut Vec<RungStatus>, rung: Rung, to: Bytes) {
+fn raise(subject: &dyn Climbable, ladder: &mut [RungStatus], rung: Rung, to: Bytes) {
     let started = Instant::now();
     let outcome = subject.raise(rung, to);
     let took_micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -63,11 +65,16 @@ fn raise(subject: &dyn Climbable, ladder: &mut Vec<RungStatus>, rung: Rung, to: 
         .find(|each| each.rung == rung)
         .map(|each| each.size)
         .unwrap_or_default();
-    let measured = match subject.measure() {
-        Ok(measured) => measured,
+    match subject.measure_again(rung) {
+        Ok(measured) => {
+            for status in statuses(&measured, ladder, &at) {
+                if let Some(old) = ladder.iter_mut().find(|each| each.rung == status.rung) {
+                    *old = status;
+                }
+            }
+        }
         Err(hold) => return put_hold(ladder, rung, hold),
-    };
-    *ladder = statuses(&measured, ladder, &at);
+    }
     let Some(status) = ladder.iter_mut().find(|each| each.rung == rung) else {
         return;
     };
@@ -136,6 +143,10 @@ mod tests {
                 full: false,
             };
             Ok(sizes.iter().map(rung).collect())
+        }
+
+        fn measure_again(&self, _: Rung) -> Result<Vec<Measured>, Hold> {
+            self.measure()
         }
 
         fn raise(&self, rung: Rung, to: Bytes) -> Result<(), Hold> {

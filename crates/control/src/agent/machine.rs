@@ -89,6 +89,15 @@ pub struct StageFound {
     pub usage: Option<Usage>,
 }
 
+/// A volume that was brought into use.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Provided {
+    /// The volume as it was found.
+    pub found: StageFound,
+    /// For each use, in the order of the uses, why it cannot be.
+    pub refused: Vec<Option<Hold>>,
+}
+
 /// The machine.
 pub trait Machine: Send + Sync + 'static {
     /// Opens the pool if it is not open yet, and measures it.
@@ -109,17 +118,15 @@ pub trait Machine: Send + Sync + 'static {
     /// What the bytes of a volume are that is not in use.
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content>;
 
-    /// Brings a volume into use: device, filesystem if there is none yet, private mount.
-    fn stage(&self, stage: &Stage) -> Result<StageFound, Hold>;
+    /// Brings a volume into use and shows it at the paths of its uses: device, filesystem if there is
+    /// none yet, private mount, binds. What is already there is left as it is.
+    fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold>;
 
     /// Measures a volume in use.
     fn find_stage(&self, stage: &Stage) -> Result<StageFound, Hold>;
 
     /// Raises the device or the filesystem of a volume in use.
     fn raise_stage(&self, stage: &Stage, rung: Rung, to: Bytes) -> Result<(), Hold>;
-
-    /// Shows a volume in use at a path.
-    fn publish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold>;
 
     /// Takes it away from a path.
     fn unpublish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold>;

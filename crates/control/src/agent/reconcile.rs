@@ -78,6 +78,7 @@ pub async fn run(agent: Arc<Agent>, queue: Queue) {
 
 impl Agent {
     async fn reconcile(&self, key: &str) -> Run {
+        tracing::trace!(volume = key, "pass begins");
         let view = View::gather(&self.world, key);
         let mut job = job(&view, &self.node, &|name| self.world.pools.get("", name));
         self.ladders.fill_in(key, &mut job.reported);
@@ -91,6 +92,7 @@ impl Agent {
         let Some(outcome) = self.work(&view, &job).await else {
             return Run::Failed;
         };
+        tracing::trace!(volume = key, goal = %job.goal, "pass done");
         self.ladders.remember(key, &outcome.ladder);
         if outcome.pool_changed
             && let Some(replica) = &job.replica
@@ -142,13 +144,13 @@ impl Agent {
             (_, _, false) => Some(Step::ReplicaReported),
             _ => None,
         };
-        let mut writes = replica;
+        // What a user waits for goes first; the lower rungs have mostly been told already.
+        let (finish, note) = claim.unzip();
+        let mut writes: Vec<Write> = finish.into_iter().collect();
         writes.extend(uses);
-        if let Some((write, note)) = claim {
-            writes.push(write);
-            self.recorder.note(note);
-        }
+        writes.extend(replica);
         let run = self.write(key, writes, step).await;
+        note.into_iter().for_each(|note| self.recorder.note(note));
         // A hold that time alone may lift (a busy path, a missing program) is tried again with pauses.
         let held = outcome.lingering.iter().any(|_| true)
             || outcome
@@ -165,6 +167,7 @@ impl Agent {
             return Run::Done;
         }
         let written = send(&self.client, &writes).await;
+        tracing::trace!(volume = key, writes = writes.len(), "reported");
         let mut run = Run::Done;
         for outcome in &written {
             if let Written::Failed(error) = outcome {

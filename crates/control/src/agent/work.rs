@@ -3,6 +3,7 @@
 //! The order is that of dependence: uses that end, the replica, uses that begin, then the ladder. A
 //! growth that is held never keeps a use from beginning at the old size.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use super::climb::{Climbable, Measured, climb};
 use super::job::{Fate, Job, ReplicaJob, UseJob};
-use super::machine::{Machine, ReplicaFound, ReplicaPlace, Stage, StageFound};
+use super::machine::{Machine, ReplicaFound, ReplicaPlace, Stage, StageFound, Use};
 
 /// What a pass found and did.
 #[derive(Debug, Default)]
@@ -149,26 +150,18 @@ fn use_and_climb(
         backing: found.data.clone(),
         ..stage
     });
-    let stage = stage.filter(|_| job.uses.iter().any(|each| each.hold.is_none()));
-    let staged = stage.as_ref().map(|stage| machine.stage(stage));
-    match (&stage, &staged) {
-        (Some(stage), Some(Ok(_))) => outcome.uses = publish_all(machine, job, stage),
-        (_, Some(Err(hold))) => outcome.uses = refuse_all(job, hold),
-        _ => {
-            outcome.uses = job
-                .uses
-                .iter()
-                .map(|each| (each.clone(), each.hold.clone()))
-                .collect()
-        }
-    }
-    let in_use = stage.filter(|_| matches!(staged, Some(Ok(_))));
+    let provided = stage
+        .as_ref()
+        .and_then(|stage| provide(machine, job, stage, outcome));
     let subject = Subject {
         machine,
         place: &replica.place,
-        stage: in_use.as_ref(),
+        replica: RefCell::new(found),
+        stage: stage.as_ref().filter(|_| provided.is_some()),
+        provided: RefCell::new(provided),
         early,
     };
+    tracing::trace!(replica = replica.place.name, goal = %job.goal, "climbing");
     match climb(&subject, job.goal, &job.reported) {
         Ok(ladder) => outcome.ladder = ladder,
         Err(hold) => {
@@ -176,22 +169,54 @@ fn use_and_climb(
             return;
         }
     }
-    outcome.replica = Some(machine.find_replica(&replica.place));
-    match &in_use {
-        Some(stage) => outcome.stage = machine.find_stage(stage).ok(),
-        None => outcome.content = idle_content(machine, job, replica, &found, outcome),
+    let found = subject.replica.into_inner();
+    outcome.stage = subject.provided.into_inner();
+    if outcome.stage.is_none() {
+        outcome.content = idle_content(machine, job, replica, &found, outcome);
     }
+    outcome.replica = Some(Ok(found));
 }
 
-fn publish_all(machine: &dyn Machine, job: &Job, stage: &Stage) -> Vec<(UseJob, Option<Hold>)> {
-    let publish = |each: &UseJob| {
-        let hold = each
-            .hold
-            .clone()
-            .or_else(|| machine.publish(stage, &each.usage).err());
-        (each.clone(), hold)
-    };
-    job.uses.iter().map(publish).collect()
+/// Brings the volume into use for the uses that nothing forbids; none if there are none, or it cannot be.
+fn provide(
+    machine: &dyn Machine,
+    job: &Job,
+    stage: &Stage,
+    outcome: &mut Outcome,
+) -> Option<StageFound> {
+    let allowed: Vec<Use> = job
+        .uses
+        .iter()
+        .filter(|each| each.hold.is_none())
+        .map(|each| each.usage.clone())
+        .collect();
+    if allowed.is_empty() {
+        outcome.uses = job
+            .uses
+            .iter()
+            .map(|each| (each.clone(), each.hold.clone()))
+            .collect();
+        return None;
+    }
+    match machine.provide(stage, &allowed) {
+        Ok(provided) => {
+            let mut refused = provided.refused.into_iter();
+            let mut hold = |each: &UseJob| match &each.hold {
+                Some(hold) => Some(hold.clone()),
+                None => refused.next().flatten(),
+            };
+            outcome.uses = job
+                .uses
+                .iter()
+                .map(|each| (each.clone(), hold(each)))
+                .collect();
+            Some(provided.found)
+        }
+        Err(hold) => {
+            outcome.uses = refuse_all(job, &hold);
+            None
+        }
+    }
 }
 
 /// Looks at the bytes of an idle volume, unless nothing can have changed since it was last done.
@@ -214,18 +239,20 @@ fn idle_content(
     }
 }
 
-/// The ladder of one volume on this node.
+/// The ladder of one volume on this node, with what was last measured of it.
 struct Subject<'a> {
     machine: &'a dyn Machine,
     place: &'a ReplicaPlace,
+    replica: RefCell<ReplicaFound>,
     stage: Option<&'a Stage>,
+    provided: RefCell<Option<StageFound>>,
     early: &'a dyn Fn(&[RungStatus]),
 }
 
-impl Climbable for Subject<'_> {
-    fn measure(&self) -> Result<Vec<Measured>, Hold> {
-        let found = self.machine.find_replica(self.place)?;
-        let mut rungs = vec![
+impl Subject<'_> {
+    fn lower(&self) -> Vec<Measured> {
+        let found = self.replica.borrow();
+        vec![
             Measured {
                 rung: Rung::Replica,
                 size: found.size,
@@ -236,16 +263,39 @@ impl Climbable for Subject<'_> {
                 size: found.served,
                 full: false,
             },
-        ];
-        if let Some(stage) = self.stage {
-            let upper = self.machine.find_stage(stage)?.rungs;
-            rungs.extend(upper.iter().map(|each| Measured {
+        ]
+    }
+
+    fn upper(&self) -> Vec<Measured> {
+        let found = self.provided.borrow();
+        let rungs = found.iter().flat_map(|found| &found.rungs);
+        rungs
+            .map(|each| Measured {
                 rung: each.rung,
                 size: each.size,
                 full: each.full,
-            }));
+            })
+            .collect()
+    }
+}
+
+impl Climbable for Subject<'_> {
+    fn measure(&self) -> Result<Vec<Measured>, Hold> {
+        // Both were measured a moment ago, in this pass.
+        Ok(self.lower().into_iter().chain(self.upper()).collect())
+    }
+
+    fn measure_again(&self, raised: Rung) -> Result<Vec<Measured>, Hold> {
+        match self.stage {
+            Some(stage) if raised > Rung::Volume => {
+                self.provided.replace(Some(self.machine.find_stage(stage)?));
+                Ok(self.upper())
+            }
+            _ => {
+                self.replica.replace(self.machine.find_replica(self.place)?);
+                Ok(self.lower())
+            }
         }
-        Ok(rungs)
     }
 
     fn raise(&self, rung: Rung, to: Bytes) -> Result<(), Hold> {

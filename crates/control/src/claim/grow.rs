@@ -231,6 +231,9 @@ fn settle(
             .as_ref()
             .is_some_and(|status| !status.rungs.is_empty())
     });
+    if in_use {
+        call_off(view, claim, goal, &mut plan);
+    }
     let hold = if served >= goal && !in_use {
         idle(view, claim, served, now, &mut plan)
     } else {
@@ -250,6 +253,23 @@ fn settle(
     };
     report(volume, measured, &mut plan);
     plan
+}
+
+/// A request that could not be met was lowered again to what there is: the claim is at rest, and the node,
+/// which finishes growths in use, has nothing to finish.
+fn call_off(view: &View, claim: &PersistentVolumeClaim, goal: Bytes, plan: &mut Plan) {
+    let refused = status::progress(claim) == Some("ControllerResizeInfeasible");
+    let rungs = view
+        .attachments
+        .iter()
+        .filter_map(|each| each.status.as_ref())
+        .flat_map(|each| &each.rungs);
+    let reached = rungs.into_iter().all(|rung| rung.size >= goal || rung.full);
+    if refused && reached {
+        let body = status::pinned(claim, status::finished(claim, goal));
+        plan.writes
+            .push(Write::PatchStatus(claim_place(claim), body));
+    }
 }
 
 /// Nobody uses the volume: the claim is finished here, unless a filesystem has to grow first, which

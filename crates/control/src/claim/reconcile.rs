@@ -23,6 +23,7 @@ pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Reco
 }
 
 async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
+    tracing::trace!(volume = key, "planning");
     let view = View::gather(world, key);
     let plan = decide(world, &view);
     plan.notes.into_iter().for_each(|note| recorder.note(note));

@@ -24,6 +24,8 @@ pub struct Observation {
     pub filesystem: Option<ObservedFilesystem>,
     /// Whether it is mounted at its private place.
     pub staged: bool,
+    /// Whether that mount refuses writes.
+    pub staged_read_only: bool,
     /// Where else it can be seen.
     pub publications: Vec<Publication>,
 }
@@ -78,6 +80,7 @@ pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
             device: None,
             filesystem: None,
             staged: false,
+            staged_read_only: false,
             publications: Vec::new(),
         });
     };
@@ -103,6 +106,7 @@ pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
     Ok(Observation {
         backing: backing_size,
         staged: staged.is_some(),
+        staged_read_only: staged.is_some_and(Mount::read_only),
         filesystem,
         publications,
         device: Some(device),

@@ -162,7 +162,7 @@ impl World {
                 ready.push(receiver);
             }};
         }
-        follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, claim_concerns_node));
+        follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, claim_concerns_node).trimmed(keep_requester));
         follow!(persistent_volumes: PersistentVolume, Follow::of(World::keys_of_named, never));
         follow!(classes: StorageClass, Follow::of(World::keys_of_class, never));
         follow!(pods: Pod, Follow::of(World::keys_of_pod, never));
@@ -337,20 +337,37 @@ struct Follow<K> {
     /// Whether the agent has to look, beside the planner.
     concerns_node: fn(&Changed<K>) -> bool,
     notice: fn(&World, &Changed<K>),
+    /// Takes off what nobody here reads, before the object is kept.
+    trim: fn(&mut K),
 }
 
-impl<K> Follow<K> {
+impl<K: ResourceExt> Follow<K> {
     fn of(keys: fn(&World, &K) -> Vec<String>, concerns_node: fn(&Changed<K>) -> bool) -> Self {
         Follow {
             keys,
             concerns_node,
             notice: |_, _| (),
+            trim: |object| object.managed_fields_mut().clear(),
         }
+    }
+
+    fn trimmed(self, trim: fn(&mut K)) -> Self {
+        Follow { trim, ..self }
     }
 
     fn noticed(self, notice: fn(&World, &Changed<K>)) -> Self {
         Follow { notice, ..self }
     }
+}
+
+/// Of a claim's managed fields, only the question who asked for the present size is ever put.
+fn keep_requester(claim: &mut PersistentVolumeClaim) {
+    claim
+        .managed_fields_mut()
+        .retain(crate::claim::asks_for_size);
+    claim
+        .annotations_mut()
+        .remove("kubectl.kubernetes.io/last-applied-configuration");
 }
 
 fn always<K>(_: &Changed<K>) -> bool {
@@ -401,7 +418,10 @@ async fn follow<K>(
     K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
     let config = watcher::Config::default().any_semantic();
-    let mut events = watcher(api, config).default_backoff().boxed();
+    let mut events = watcher(api, config)
+        .default_backoff()
+        .modify(kind.trim)
+        .boxed();
     loop {
         let event = match events.try_next().await {
             Ok(Some(event)) => event,

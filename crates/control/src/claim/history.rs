@@ -1,7 +1,7 @@
 //! Who asked for which growth, how long it took, and how it ended.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, MicroTime};
 use trellis_api::Bytes;
 use trellis_api::kinds::{
     GROWTH_RECORDS_MAX, GrowthRecord, GrowthResult, RungStatus, RungTime, Volume,
@@ -10,16 +10,19 @@ use trellis_api::kinds::{
 use super::status;
 use crate::view::View;
 
+/// Whether an entry of a claim's managed fields owns the size that the claim asks for.
+pub fn asks_for_size(entry: &ManagedFieldsEntry) -> bool {
+    let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+    fields
+        .is_some_and(|fields| !fields["f:spec"]["f:resources"]["f:requests"]["f:storage"].is_null())
+}
+
 /// Who last changed the size that a claim asks for, by the name that its client gave.
 pub fn requester(claim: &PersistentVolumeClaim) -> String {
-    let entries = claim.metadata.managed_fields.as_ref();
-    let asked = entries.into_iter().flatten().filter(|entry| {
-        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-        fields.is_some_and(|fields| {
-            !fields["f:spec"]["f:resources"]["f:requests"]["f:storage"].is_null()
-        })
-    });
-    let latest = asked.max_by_key(|entry| entry.time.clone());
+    let entries = claim.metadata.managed_fields.iter().flatten();
+    let latest = entries
+        .filter(|entry| asks_for_size(entry))
+        .max_by_key(|entry| entry.time.clone());
     latest
         .and_then(|entry| entry.manager.clone())
         .unwrap_or_else(|| "unknown".to_owned())

@@ -12,4 +12,5 @@ mod history;
 mod reclaim;
 mod reconcile;
 
+pub use history::asks_for_size;
 pub use reconcile::run;

@@ -145,7 +145,7 @@ fn human(size: Bytes) -> String {
     let Some((shift, unit)) = fitting else {
         return exact;
     };
-    let tenths = u128::from(size.get()) * 10 >> shift;
+    let tenths = (u128::from(size.get()) * 10) >> shift;
     format!("{}.{}{unit}", tenths / 10, tenths % 10)
 }
 

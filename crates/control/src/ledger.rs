@@ -53,6 +53,16 @@ impl Ledger {
         }
     }
 
+    /// Takes in the reservation of a volume whose replica is not stored yet, under the name that the replica
+    /// will have. Without it a process that begins between the two would give the room away.
+    pub fn note_expected(&self, replica: &str, pool: &str, size: Bytes) {
+        let mut open = self.open();
+        let known = open.state.replicas.get(replica);
+        if known.is_none_or(|entry| entry.stored == Bytes::ZERO) {
+            open.promise(replica, pool, size);
+        }
+    }
+
     /// Takes in a replica that was stored, changed or removed, and answers who waits for room if any
     /// appeared.
     pub fn note(&self, old: Option<&Replica>, new: Option<&Replica>) -> Vec<String> {
@@ -98,34 +108,43 @@ impl Open<'_> {
         Bytes::new(all.saturating_sub(own.map_or(0, Entry::weight)))
     }
 
-    /// Promises `size` on `pool` to `replica`.
-    pub fn promise(&mut self, replica: &str, pool: &str, size: Bytes) {
-        let stored = self
-            .state
-            .replicas
-            .get(replica)
-            .map(|entry| entry.stored)
-            .unwrap_or_default();
-        self.put(
-            replica.to_owned(),
-            Entry {
-                pool: pool.to_owned(),
-                stored,
-                promised: size,
-            },
-        );
+    /// The pool on which `replica` has or was promised room.
+    pub fn pool_of(&self, replica: &str) -> Option<&str> {
+        let entry = self.state.replicas.get(replica);
+        entry.map(|entry| entry.pool.as_str())
     }
 
-    /// Takes back a promise that will not be stored.
-    pub fn withdraw(&mut self, replica: &str) {
-        let Some(mut entry) = self.state.replicas.get(replica).cloned() else {
-            return;
+    /// Promises `size` on `pool` to `replica`, and answers what it was promised before. An earlier promise
+    /// that is larger stands until the store has taken the smaller one ([`Open::settle`]).
+    pub fn promise(&mut self, replica: &str, pool: &str, size: Bytes) -> Bytes {
+        let known = self.state.replicas.get(replica);
+        let stored = known.map(|entry| entry.stored).unwrap_or_default();
+        let before = known.map(|entry| entry.promised).unwrap_or_default();
+        let entry = Entry {
+            pool: pool.to_owned(),
+            stored,
+            promised: before.max(size),
         };
-        entry.promised = Bytes::ZERO;
-        if entry.stored == Bytes::ZERO {
-            self.forget(replica);
+        self.put(replica.to_owned(), entry);
+        before
+    }
+
+    /// What is on its way for `replica` is `size` now: because that was stored, or because a promise was
+    /// not. A replica that is gone meanwhile stays gone. Answers who waits for room if any appeared.
+    pub fn settle(&mut self, replica: &str, size: Bytes) -> Vec<String> {
+        let Some(mut entry) = self.state.replicas.get(replica).cloned() else {
+            return Vec::new();
+        };
+        entry.promised = size;
+        let freed = if entry.weight() == 0 {
+            self.forget(replica) > 0
         } else {
-            self.put(replica.to_owned(), entry);
+            self.put(replica.to_owned(), entry)
+        };
+        if freed {
+            self.take_waiting()
+        } else {
+            Vec::new()
         }
     }
 
@@ -220,5 +239,42 @@ mod tests {
         ledger.open().wait("v");
         assert_eq!(ledger.note(Some(&small), None), ["v"]);
         assert_eq!(ledger.open().reserved_beside("p", "other"), Bytes::ZERO);
+    }
+
+    // Fails if a smaller promise gives room away before the store has taken it.
+    #[test]
+    fn a_smaller_promise_counts_when_it_is_stored() {
+        let ledger = Ledger::default();
+        ledger.open().promise("a", "p", Bytes::gib(3));
+        assert_eq!(
+            ledger.open().promise("a", "p", Bytes::gib(2)),
+            Bytes::gib(3)
+        );
+        assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::gib(3));
+        ledger.open().wait("v");
+        assert_eq!(ledger.open().settle("a", Bytes::gib(2)), ["v"]);
+        assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::gib(2));
+    }
+
+    // Fails if a promise that was never stored keeps room for ever, or brings back a replica that is gone.
+    #[test]
+    fn a_promise_that_came_to_nothing_leaves_nothing() {
+        let ledger = Ledger::default();
+        ledger.open().promise("a", "p", Bytes::gib(3));
+        ledger.open().settle("a", Bytes::ZERO);
+        assert_eq!(ledger.open().pool_of("a"), None);
+        ledger.open().settle("a", Bytes::gib(3));
+        assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::ZERO);
+    }
+
+    // Fails if a volume whose replica is not stored yet holds no room, or holds it twice afterwards.
+    #[test]
+    fn a_volume_reserves_until_its_replica_does() {
+        let ledger = Ledger::default();
+        ledger.note_expected("a", "p", Bytes::gib(2));
+        assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::gib(2));
+        ledger.note(None, Some(&replica("a", 2, None)));
+        ledger.note_expected("a", "p", Bytes::gib(5));
+        assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::gib(2));
     }
 }

@@ -16,3 +16,6 @@ pub mod run;
 pub mod view;
 pub mod world;
 pub mod write;
+
+#[cfg(test)]
+mod model;

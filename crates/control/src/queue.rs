@@ -44,6 +44,10 @@ struct State {
     running: HashMap<String, bool>,
     /// How often each key has failed in a row.
     failures: HashMap<String, u32>,
+    /// The retry that each failed key waits for. A key has one: a later failure outdates the earlier
+    /// timer, or every event on a key that keeps failing would add a chain of retries for ever.
+    retries: HashMap<String, u64>,
+    retries_made: u64,
 }
 
 impl Queue {
@@ -76,26 +80,40 @@ impl Queue {
     pub fn finish(&self, key: &str, run: Run) {
         let mut state = self.state();
         let again = state.running.remove(key).unwrap_or(false);
-        let pause = match run {
+        let retry = match run {
             Run::Done => {
                 state.failures.remove(key);
+                state.retries.remove(key);
                 None
             }
             Run::Failed => {
                 let failures = state.failures.entry(key.to_owned()).or_default();
                 *failures = failures.saturating_add(1);
-                Some(backoff(*failures))
+                let pause = backoff(*failures);
+                state.retries_made += 1;
+                let number = state.retries_made;
+                state.retries.insert(key.to_owned(), number);
+                Some((pause, number))
             }
         };
         drop(state);
         if again {
             self.push(key);
-        } else if let Some(pause) = pause {
+        }
+        if let Some((pause, number)) = retry {
             let (queue, key) = (self.clone(), key.to_owned());
             tokio::spawn(async move {
                 tokio::time::sleep(pause).await;
-                queue.push(&key);
+                queue.retry(&key, number);
             });
+        }
+    }
+
+    /// Runs a failed key again, unless it has been run since.
+    fn retry(&self, key: &str, number: u64) {
+        let waits = self.state().retries.get(key) == Some(&number);
+        if waits {
+            self.push(key);
         }
     }
 
@@ -164,6 +182,25 @@ mod tests {
         queue.finish(&key, Run::Failed);
         assert_eq!(queue.take(), None);
         assert_eq!(queue.next().await, "a");
+    }
+
+    // Fails if every failure leaves a timer of its own behind, so that a key that keeps failing is tried more
+    // and more often.
+    #[tokio::test(start_paused = true)]
+    async fn a_failing_key_has_one_retry_at_a_time() {
+        let queue = Queue::default();
+        for _ in 0..5 {
+            queue.push("a");
+            let key = queue.next().await;
+            queue.finish(&key, Run::Failed);
+        }
+        let mut runs = 0;
+        let deadline = tokio::time::Instant::now() + BACKOFF_FIRST * 40;
+        while let Ok(key) = tokio::time::timeout_at(deadline, queue.next()).await {
+            runs += 1;
+            queue.finish(&key, Run::Done);
+        }
+        assert_eq!(runs, 1);
     }
 
     // Fails if the pauses do not grow, or grow without a limit.

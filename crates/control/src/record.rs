@@ -4,6 +4,7 @@
 //! stored, the surplus is dropped.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -19,6 +20,9 @@ use crate::write::Object;
 const WAITING_MAX: usize = 1024;
 /// How many objects' last events are remembered, so that the same one is not repeated.
 const REMEMBERED_MAX: usize = 4096;
+
+/// How long a stored event lives: after that, the same one is told again.
+const EVENTS_LIVE: Duration = Duration::from_secs(3600);
 
 /// Takes notes and stores them as events. Clones share it.
 #[derive(Clone)]
@@ -42,20 +46,17 @@ impl Recorder {
 }
 
 async fn store(client: Client, host: String, mut notes: mpsc::Receiver<Note>) {
-    let mut last: HashMap<(String, String, &'static str), String> = HashMap::new();
+    let mut last: HashMap<(Option<String>, String, &'static str), (String, Instant)> = HashMap::new();
     while let Some(note) = notes.recv().await {
-        let key = (
-            note.about.namespace.clone(),
-            note.about.name.clone(),
-            note.reason,
-        );
-        if last.get(&key) == Some(&note.message) {
+        let key = (note.uid.clone(), note.about.name.clone(), note.reason);
+        let told = last.get(&key);
+        if told.is_some_and(|(message, at)| *message == note.message && at.elapsed() < EVENTS_LIVE) {
             continue;
         }
         if last.len() >= REMEMBERED_MAX {
             last.clear();
         }
-        last.insert(key, note.message.clone());
+        last.insert(key, (note.message.clone(), Instant::now()));
         let namespace = Some(note.about.namespace.clone()).filter(|each| !each.is_empty());
         let namespace = namespace.unwrap_or_else(|| "default".to_owned());
         let api = Api::<Event>::namespaced(client.clone(), &namespace);

@@ -16,9 +16,11 @@ use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use trellis_api::Bytes;
 use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
 
 use crate::cache::{Cache, Changed};
+use crate::claim::provision;
 use crate::ledger::Ledger;
 use crate::queue::Queue;
 
@@ -167,7 +169,7 @@ impl World {
         follow!(classes: StorageClass, Follow::of(World::keys_of_class, never));
         follow!(pods: Pod, Follow::of(World::keys_of_pod, never));
         follow!(pools: Pool, Follow::of(World::keys_of_pool, always).noticed(World::note_pool));
-        follow!(volumes: Volume, Follow::of(World::keys_of_named, wish_changed));
+        follow!(volumes: Volume, Follow::of(World::keys_of_named, wish_changed).noticed(World::note_volume));
         follow!(targets: Target, Follow::of(|_, target| vec![target.spec.volume.clone()], wish_changed));
         follow!(replicas: Replica, Follow::of(|_, replica: &Replica| vec![replica.spec.volume.clone()], wish_changed)
             .noticed(World::note_replica));
@@ -226,11 +228,28 @@ impl World {
     }
 
     /// Keeps the reservations right, and wakes whoever waited for the room that appeared.
-    fn note_replica(&self, change: &Changed<Replica>) {
+    pub(crate) fn note_replica(&self, change: &Changed<Replica>) {
         let woken = self
             .ledger
             .note(change.old.as_deref(), change.new.as_deref());
         woken.iter().for_each(|key| self.push(key));
+    }
+
+    /// A volume reserves room before its replica is stored, and lets go of it when it never will be.
+    pub(crate) fn note_volume(&self, change: &Changed<Volume>) {
+        let either = change.new.as_ref().or(change.old.as_ref());
+        let Some((volume, (replica, pool))) =
+            either.and_then(|volume| Some((volume, provision::reservation(volume)?)))
+        else {
+            return;
+        };
+        if change.new.is_some() {
+            self.ledger
+                .note_expected(&replica, pool, volume.spec.capacity);
+        } else {
+            let woken = self.ledger.open().settle(&replica, Bytes::ZERO);
+            woken.iter().for_each(|key| self.push(key));
+        }
     }
 
     /// A pool whose wish changed is measured again; one that only reports its own measurement is not.

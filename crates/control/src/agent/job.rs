@@ -88,11 +88,7 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
         filesystem: volume.spec.filesystem,
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
     });
-    let goal = view
-        .volume
-        .as_ref()
-        .map(|volume| volume.spec.capacity)
-        .unwrap_or_default();
+    let goal = goal(view, replica.as_ref());
     let reported = reported(view);
     Job {
         goal,
@@ -102,6 +98,13 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
         staging,
         reported,
     }
+}
+
+/// The size to climb to: the volume's goal, as far as the copy on this node has a reservation for it.
+fn goal(view: &View, replica: Option<&ReplicaJob>) -> Bytes {
+    let wanted = view.volume.as_ref().map(|volume| volume.spec.capacity);
+    let wanted = wanted.unwrap_or_default();
+    replica.map_or(wanted, |each| wanted.min(each.object.spec.capacity))
 }
 
 /// All rungs as they were last reported. Those that are found unchanged keep their times, so that a look
@@ -199,5 +202,221 @@ fn use_job(view: &View, object: &Arc<Attachment>, index: usize) -> UseJob {
         object: object.clone(),
         usage,
         hold,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::{
+        PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
+    };
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
+    use trellis_api::kinds::{
+        AttachmentSpec, AttachmentStatus, ClaimRef, PoolSpec, ReplicaSpec, ReplicaStatus, Volume,
+        VolumeSpec,
+    };
+
+    const NODE: &str = "n";
+
+    fn claim(mode: &str, phase: &str) -> Arc<PersistentVolumeClaim> {
+        let mut claim = PersistentVolumeClaim {
+            spec: Some(PersistentVolumeClaimSpec {
+                access_modes: Some(vec![mode.to_owned()]),
+                ..PersistentVolumeClaimSpec::default()
+            }),
+            status: Some(PersistentVolumeClaimStatus {
+                phase: Some(phase.to_owned()),
+                ..PersistentVolumeClaimStatus::default()
+            }),
+            ..PersistentVolumeClaim::default()
+        };
+        claim.metadata.name = Some("c".to_owned());
+        Arc::new(claim)
+    }
+
+    fn attachment(name: &str, second: i64, node: &str) -> Attachment {
+        let spec = AttachmentSpec {
+            claim_name: "c".to_owned(),
+            node: node.to_owned(),
+            path: format!("/{name}"),
+            read_only: false,
+        };
+        let mut attachment = Attachment::new(name, spec);
+        attachment.metadata.creation_timestamp = Some(time(second));
+        attachment
+    }
+
+    fn time(second: i64) -> Time {
+        Time(Timestamp::from_second(second).expect("a valid time"))
+    }
+
+    fn replica(goal: u64, measured: Option<u64>) -> Replica {
+        let spec = ReplicaSpec {
+            volume: "v".to_owned(),
+            volume_id: String::new(),
+            replica_id: String::new(),
+            pool: "p".to_owned(),
+            node: NODE.to_owned(),
+            capacity: Bytes::gib(goal),
+            thick: false,
+        };
+        let mut replica = Replica::new("v-0", spec);
+        replica.status = measured.map(|size| ReplicaStatus {
+            capacity: Some(Bytes::gib(size)),
+            ..ReplicaStatus::default()
+        });
+        replica
+    }
+
+    fn volume(goal: u64) -> Arc<Volume> {
+        let spec = VolumeSpec {
+            capacity: Bytes::gib(goal),
+            claim: ClaimRef {
+                namespace: String::new(),
+                name: "c".to_owned(),
+                uid: String::new(),
+            },
+            class: "s".to_owned(),
+            replicas: 1,
+            thick: false,
+            filesystem: None,
+            growth: None,
+        };
+        Arc::new(Volume::new("v", spec))
+    }
+
+    fn view(mode: &str, phase: &str, attachments: Vec<Attachment>) -> View {
+        View {
+            key: "v".to_owned(),
+            claim: Some(claim(mode, phase)),
+            volume: Some(volume(2)),
+            replicas: vec![Arc::new(replica(2, Some(1)))],
+            attachments: attachments.into_iter().map(Arc::new).collect(),
+            ..View::default()
+        }
+    }
+
+    fn job_of(view: &View) -> Job {
+        let spec = PoolSpec {
+            node: NODE.to_owned(),
+            path: "/pool".to_owned(),
+            overcommit_percent: 100,
+        };
+        let pool = Arc::new(Pool::new("p", spec));
+        job(view, NODE, &|name| (name == "p").then(|| pool.clone()))
+    }
+
+    fn reasons(job: &Job) -> Vec<(String, Option<HoldReason>)> {
+        let of = |each: &UseJob| {
+            let reason = each.hold.as_ref().map(|hold| hold.reason);
+            (each.object.name_any(), reason)
+        };
+        job.uses.iter().map(of).collect()
+    }
+
+    // Fails if two uses of a claim for a single one begin, or if the younger one wins.
+    #[test]
+    fn a_claim_for_a_single_use_goes_to_the_oldest() {
+        let uses = vec![attachment("a", 2, NODE), attachment("b", 1, NODE)];
+        let job = job_of(&view("ReadWriteOncePod", "Bound", uses));
+        let held = Some(HoldReason::AccessModeUnsupported);
+        assert_eq!(
+            reasons(&job),
+            [("b".to_owned(), None), ("a".to_owned(), held)]
+        );
+    }
+
+    // Fails if the first use keeps its place while it ends, so that the next one never begins.
+    #[test]
+    fn a_use_that_ends_gives_its_place_to_the_next() {
+        let mut ending = attachment("a", 1, NODE);
+        ending.metadata.deletion_timestamp = Some(time(3));
+        let uses = vec![ending, attachment("b", 2, NODE)];
+        let job = job_of(&view("ReadWriteOncePod", "Bound", uses));
+        assert_eq!(reasons(&job), [("b".to_owned(), None)]);
+        assert_eq!(job.endings.len(), 1);
+        assert_eq!(job.endings[0].object.name_any(), "a");
+    }
+
+    // Fails if a claim that may only be read is mounted for writing.
+    #[test]
+    fn a_claim_that_is_only_read_forces_every_use_to_read() {
+        let job = job_of(&view(
+            "ReadOnlyMany",
+            "Bound",
+            vec![attachment("a", 1, NODE)],
+        ));
+        assert!(job.uses[0].usage.read_only);
+        assert!(job.staging.expect("there is a volume").read_only);
+        let job = job_of(&view(
+            "ReadWriteOnce",
+            "Bound",
+            vec![attachment("a", 1, NODE)],
+        ));
+        assert!(!job.uses[0].usage.read_only);
+        assert!(!job.staging.expect("there is a volume").read_only);
+    }
+
+    // Fails if a use begins before the claim is bound, or is cut off when its bound claim is deleted.
+    #[test]
+    fn a_use_waits_for_the_binding_and_outlives_it() {
+        let job = job_of(&view(
+            "ReadWriteOnce",
+            "Pending",
+            vec![attachment("a", 1, NODE)],
+        ));
+        assert_eq!(
+            reasons(&job),
+            [("a".to_owned(), Some(HoldReason::ClaimNotBound))]
+        );
+        let mut attached = attachment("a", 1, NODE);
+        attached.status = Some(AttachmentStatus {
+            volume: Some("v".to_owned()),
+            ..AttachmentStatus::default()
+        });
+        let mut gone = view("ReadWriteOnce", "Bound", vec![attached]);
+        gone.claim = None;
+        assert_eq!(reasons(&job_of(&gone)), [("a".to_owned(), None)]);
+    }
+
+    // Fails if a node works for the uses of another.
+    #[test]
+    fn uses_and_copies_of_other_nodes_are_left_alone() {
+        let mut view = view("ReadWriteOnce", "Bound", vec![attachment("a", 1, "other")]);
+        let mut elsewhere = replica(2, Some(2));
+        elsewhere.spec.node = "other".to_owned();
+        view.replicas = vec![Arc::new(elsewhere)];
+        let job = job_of(&view);
+        assert!(job.uses.is_empty() && job.endings.is_empty());
+        assert!(job.replica.is_none());
+    }
+
+    // Fails if an empty copy is made in the place of one that was lost, or one is made that shall go.
+    #[test]
+    fn a_copy_is_made_only_before_it_was_ever_reported() {
+        let fate = |replica: Replica| {
+            let mut view = view("ReadWriteOnce", "Bound", Vec::new());
+            view.replicas = vec![Arc::new(replica)];
+            job_of(&view).replica.expect("it is on this node").fate
+        };
+        assert_eq!(fate(replica(2, None)), Fate::Make);
+        assert_eq!(fate(replica(2, Some(1))), Fate::Find);
+        for measured in [None, Some(1)] {
+            let mut going = replica(2, measured);
+            going.metadata.deletion_timestamp = Some(time(1));
+            assert_eq!(fate(going), Fate::Remove);
+        }
+    }
+
+    // Fails if a copy grows beyond its reservation because the volume's goal was stored first.
+    #[test]
+    fn the_goal_is_the_volumes_as_far_as_it_is_reserved() {
+        let mut view = view("ReadWriteOnce", "Bound", Vec::new());
+        view.volume = Some(volume(3));
+        assert_eq!(job_of(&view).goal, Bytes::gib(2));
+        view.replicas = vec![Arc::new(replica(4, Some(1)))];
+        assert_eq!(job_of(&view).goal, Bytes::gib(3));
     }
 }

@@ -4,11 +4,11 @@
 pub mod machine;
 
 mod climb;
-mod job;
+pub(crate) mod job;
 mod pool;
-mod reconcile;
-mod report;
-mod work;
+pub(crate) mod reconcile;
+pub(crate) mod report;
+pub(crate) mod work;
 
 pub use pool::run as run_pools;
 pub use reconcile::{Agent, Ladders, run};

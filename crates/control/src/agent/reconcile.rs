@@ -188,7 +188,7 @@ fn reached(job: &Job, outcome: &Outcome) -> bool {
 }
 
 /// A use must not begin before its object is sure to stay until the use has ended.
-fn missing_finalizers(job: &Job) -> Option<Vec<Write>> {
+pub(crate) fn missing_finalizers(job: &Job) -> Option<Vec<Write>> {
     let writes: Vec<Write> = job
         .uses
         .iter()

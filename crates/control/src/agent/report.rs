@@ -237,6 +237,9 @@ fn use_write(
     } else {
         Vec::new()
     };
+    if let Some(hold) = hold.filter(|_| old.phase == AttachmentPhase::Attached) {
+        return lost(each, &old, hold, now);
+    }
     let reason = hold.map_or("Attached", |hold| hold.reason.code());
     let message = hold.map_or("", |hold| hold.message.as_str());
     let says = [Says {
@@ -289,6 +292,25 @@ fn use_write(
         return None;
     }
     status_write(place, &old, &new)
+}
+
+/// A use that was there and cannot be looked at now: what was last measured stays, with what is the matter.
+/// An error in passing must not make a live mount look as if it had never been.
+fn lost(each: &UseJob, old: &AttachmentStatus, hold: &Hold, now: &MicroTime) -> Option<Write> {
+    let says = [Says {
+        kind: "Attached",
+        is_true: false,
+        reason: hold.reason.code(),
+        message: &hold.message,
+    }];
+    let new = AttachmentStatus {
+        hold: Some(hold.clone()),
+        conditions: renew(&old.conditions, &says, now),
+        ..old.clone()
+    };
+    let namespace = each.object.namespace().unwrap_or_default();
+    let place = Place::within(Object::Attachment, namespace, each.object.name_any());
+    status_write(place, old, &new)
 }
 
 /// The claim's status when all its rungs on this node are as they should be, or one is held. Like the

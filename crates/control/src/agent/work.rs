@@ -85,10 +85,21 @@ fn known_stage(job: &Job) -> Option<Stage> {
 
 fn end_uses(machine: &dyn Machine, job: &Job, outcome: &mut Outcome) {
     let Some(stage) = known_stage(job) else {
-        // Nothing was ever brought into use.
-        outcome
-            .ended
-            .extend(job.endings.iter().map(|ending| ending.object.clone()));
+        for ending in &job.endings {
+            let attached = ending.object.status.as_ref().and_then(|status| status.volume.as_deref());
+            match attached {
+                // Nothing was ever brought into use.
+                None => outcome.ended.push(ending.object.clone()),
+                Some(volume) => {
+                    let message = format!(
+                        "Volume {volume} is in use here, but its copy or its pool is not known any more, so its \
+                         device and mounts cannot be told."
+                    );
+                    let hold = Hold::new(HoldReason::PoolNotFound, message);
+                    outcome.lingering.push((ending.object.clone(), hold));
+                }
+            }
+        }
         return;
     };
     for ending in &job.endings {

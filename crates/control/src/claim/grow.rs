@@ -64,7 +64,39 @@ pub fn advance(
     if goal < stored {
         return lower(view, claim, volume, goal);
     }
+    if !goals_agree(view, stored) {
+        return agree(view, claim, volume, rooms, now);
+    }
     settle(view, claim, volume, served, now)
+}
+
+/// Whether every layer has the goal of the volume. One may lack it when only some of the writes of a plan
+/// were stored, or when a plan from an outdated look set the layers that do not know it was outdated.
+fn goals_agree(view: &View, goal: Bytes) -> bool {
+    let mut replicas = view.replicas.iter();
+    view.target
+        .as_ref()
+        .is_none_or(|target| target.spec.capacity == goal)
+        && replicas.all(|replica| replica.spec.capacity == goal)
+}
+
+/// Gives every layer the goal of the volume again, with the room that it takes.
+fn agree(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    rooms: &dyn Rooms,
+    now: &MicroTime,
+) -> Plan {
+    let goal = volume.spec.capacity;
+    match make_room(view, goal, volume.spec.thick, rooms) {
+        Ok(promises) => Plan {
+            writes: set_goals(view, volume, goal, json!(volume.spec.growth)),
+            promises,
+            ..Plan::default()
+        },
+        Err(hold) => refuse(claim, volume, goal, hold, now),
+    }
 }
 
 /// The largest size that any copy already has: it is committed and can only be kept.
@@ -86,7 +118,12 @@ fn make_room(
     let mut promises = Vec::new();
     for replica in &view.replicas {
         let (name, pool) = (replica.name_any(), &replica.spec.pool);
-        rooms.room(pool, &name, replica.spec.capacity, goal, thick)?;
+        let has = replica.status.as_ref().and_then(|status| status.capacity);
+        let has = replica.spec.capacity.max(has.unwrap_or_default());
+        // What a copy has already is not asked for again, however full its pool is now.
+        if goal > has {
+            rooms.room(pool, &name, has, goal, thick)?;
+        }
         promises.push(Promise {
             replica: name,
             pool: pool.clone(),

@@ -10,7 +10,7 @@ pub mod status;
 mod grow;
 mod history;
 mod reclaim;
-mod reconcile;
+pub(crate) mod reconcile;
 
 pub use history::asks_for_size;
 pub use reconcile::run;

@@ -87,8 +87,15 @@ impl Note {
 
 /// Where there is room. Implemented by the pools under the ledger's lock, and by tests.
 pub trait Rooms {
-    /// A pool among `names` (any, if empty) with room for `size`, and its node.
-    fn place(&self, names: &[String], size: Bytes, thick: bool) -> Result<(String, String), Hold>;
+    /// A pool among `names` (any, if empty) with room for a new `replica` of `size`, and its node. A replica
+    /// that was promised room already keeps its pool.
+    fn place(
+        &self,
+        names: &[String],
+        replica: &str,
+        size: Bytes,
+        thick: bool,
+    ) -> Result<(String, String), Hold>;
     /// Whether `replica` can have `to` altogether on its `pool`.
     fn room(
         &self,

@@ -82,7 +82,7 @@ pub fn begin(
     }
     let placed = goal(status::requested(claim).unwrap_or_default()).and_then(|size| {
         rooms
-            .place(&read.pools, size, read.thick)
+            .place(&read.pools, &replica_name(&view.key), size, read.thick)
             .map(|place| (size, place))
     });
     match placed {
@@ -154,6 +154,13 @@ fn make_volume(
 /// that a crash before the replica is stored does not choose again.
 const POOL_ANNOTATION: &str = "trellis.dev/pool";
 const NODE_ANNOTATION: &str = "trellis.dev/node";
+
+/// What a volume reserves from the moment it is stored: the name that its replica has or will have, and
+/// the pool that was chosen for it.
+pub fn reservation(volume: &Volume) -> Option<(String, &str)> {
+    let pool = volume.annotations().get(POOL_ANNOTATION)?;
+    Some((replica_name(&volume.name_any()), pool))
+}
 
 fn replica_name(volume: &str) -> String {
     format!("{volume}-0")

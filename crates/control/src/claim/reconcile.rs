@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use kube::Client;
-use trellis_api::step;
+use trellis_api::{Bytes, step};
 
 use super::plan::{Plan, plan};
 use super::rooms::Pools;
+use crate::ledger::Open;
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::view::{View, now};
 use crate::world::World;
-use crate::write::{Written, send};
+use crate::write::{Object, Write, Written, send};
 
 /// Works on the volumes that `queue` names, for ever.
 pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Recorder) {
@@ -25,15 +26,22 @@ pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Reco
 async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
     tracing::trace!(volume = key, "planning");
     let view = View::gather(world, key);
-    let plan = decide(world, &view);
-    plan.notes.into_iter().for_each(|note| recorder.note(note));
-    if plan.writes.is_empty() {
+    let mut decided = decide(world, &view);
+    let notes = std::mem::take(&mut decided.plan.notes);
+    notes.into_iter().for_each(|note| recorder.note(note));
+    if decided.plan.writes.is_empty() {
         return Run::Done;
     }
-    let written = send(client, &plan.writes).await;
+    let written = send(client, &decided.plan.writes).await;
+    conclude(world, key, &decided, &written)
+}
+
+/// What the answers of the store mean for the promises, for the named step and for the next try.
+pub(crate) fn conclude(world: &World, key: &str, decided: &Decided, written: &[Written]) -> Run {
+    let plan = &decided.plan;
     let mut run = Run::Done;
     let mut all_stored = true;
-    for (write, outcome) in plan.writes.iter().zip(&written) {
+    for (write, outcome) in plan.writes.iter().zip(written) {
         match outcome {
             Written::Stored => {}
             Written::Outdated => all_stored = false,
@@ -44,31 +52,63 @@ async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &st
             }
         }
     }
-    if run == Run::Failed {
-        let mut ledger = world.ledger.open();
-        plan.promises
-            .iter()
-            .for_each(|promise| ledger.withdraw(&promise.replica));
-    }
+    let woken = settle_promises(&mut world.ledger.open(), decided, written);
+    woken.iter().for_each(|key| world.push(key));
     if let Some(reached) = plan.step.filter(|_| all_stored) {
         step::reached(reached);
     }
     run
 }
 
+/// A promise that was stored stands until it is seen; one that was not gives way to what was promised
+/// before it. Answers who waits for room if any appeared.
+fn settle_promises(ledger: &mut Open<'_>, decided: &Decided, written: &[Written]) -> Vec<String> {
+    let plan = &decided.plan;
+    let mut woken = Vec::new();
+    for (promise, before) in plan.promises.iter().zip(&decided.before) {
+        let carries = |write: &Write| match write {
+            Write::Create(place, _) => place.object == Object::Volume,
+            Write::Patch(place, _) => {
+                place.object == Object::Replica && place.name == promise.replica
+            }
+            Write::PatchStatus(..) | Write::Delete(_) => false,
+        };
+        let carrier = plan.writes.iter().zip(written);
+        let carrier = carrier.filter(|(write, _)| carries(write)).last();
+        let size = match carrier {
+            // The volume exists already, and its own event tells what it reserves.
+            Some((Write::Create(..), Written::Outdated)) | Some((_, Written::Stored)) => {
+                promise.size
+            }
+            _ => *before,
+        };
+        woken.extend(ledger.settle(&promise.replica, size));
+    }
+    woken
+}
+
+/// A plan, and what each of its promises took the place of.
+pub(crate) struct Decided {
+    /// The plan.
+    pub plan: Plan,
+    /// What was promised before, in the order of the plan's promises.
+    pub before: Vec<Bytes>,
+}
+
 /// Plans with the ledger locked, so that what is promised cannot be promised to another meanwhile.
-fn decide(world: &World, view: &View) -> Plan {
+pub(crate) fn decide(world: &World, view: &View) -> Decided {
     let mut ledger = world.ledger.open();
     let pools = Pools {
         pools: world.pools.all(),
         ledger: &ledger,
     };
-    let decided = plan(view, &pools, &now());
-    for promise in &decided.promises {
-        ledger.promise(&promise.replica, &promise.pool, promise.size);
-    }
-    if decided.waits_for_room {
+    let plan = plan(view, &pools, &now());
+    let promises = plan.promises.iter();
+    let before = promises
+        .map(|each| ledger.promise(&each.replica, &each.pool, each.size))
+        .collect();
+    if plan.waits_for_room {
         ledger.wait(&view.key);
     }
-    decided
+    Decided { plan, before }
 }

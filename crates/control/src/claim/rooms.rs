@@ -81,18 +81,26 @@ impl Pools<'_> {
 }
 
 impl Rooms for Pools<'_> {
-    fn place(&self, names: &[String], size: Bytes, thick: bool) -> Result<(String, String), Hold> {
+    fn place(
+        &self,
+        names: &[String],
+        replica: &str,
+        size: Bytes,
+        thick: bool,
+    ) -> Result<(String, String), Hold> {
+        let promised = self.ledger.pool_of(replica);
         let mut eligible: Vec<&Arc<Pool>> = self
             .pools
             .iter()
             .filter(|pool| names.is_empty() || names.contains(&pool.name_any()))
+            .filter(|pool| promised.is_none_or(|promised| promised == pool.name_any()))
             .filter(|pool| pool.metadata.deletion_timestamp.is_none())
             .collect();
         eligible.sort_by_key(|pool| pool.name_any());
         let mut refusal = None;
         let mut best: Option<(Bytes, &Arc<Pool>)> = None;
         for pool in eligible {
-            match self.check(pool, "", Bytes::ZERO, size, thick) {
+            match self.check(pool, replica, Bytes::ZERO, size, thick) {
                 Ok(left) if best.as_ref().is_none_or(|(most, _)| left > *most) => {
                     best = Some((left, pool))
                 }
@@ -152,6 +160,31 @@ fn human(size: Bytes) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::Ledger;
+    use serde_json::json;
+
+    fn pool(name: &str, gib: u64, percent: u32, ready: &str) -> Arc<Pool> {
+        let pool = json!({
+            "apiVersion": "trellis.dev/v1alpha1", "kind": "Pool",
+            "metadata": { "name": name },
+            "spec": { "node": "n", "path": "/p", "overcommitPercent": percent },
+            "status": {
+                "capacity": {
+                    "total": Bytes::gib(gib * 2), "free": Bytes::gib(gib - 1),
+                    "allocated": "1Gi", "observedAt": "2024-01-01T00:00:00.000000Z",
+                },
+                "conditions": [{
+                    "type": "Ready", "status": ready, "reason": "R", "message": "the disk is gone",
+                    "lastTransitionTime": "2024-01-01T00:00:00Z",
+                }],
+            },
+        });
+        Arc::new(serde_json::from_value(pool).expect("a pool"))
+    }
+
+    fn reason(answer: Result<impl std::fmt::Debug, Hold>) -> HoldReason {
+        answer.expect_err("refused").reason
+    }
 
     // Fails if a sentence shows a size that nobody can read, or one that is larger than the truth.
     #[test]
@@ -160,5 +193,98 @@ mod tests {
         assert_eq!(human(Bytes::ZERO), "0");
         assert_eq!(human(Bytes::new(71_848_696 << 10)), "68.5Gi");
         assert_eq!(human(Bytes::new((1 << 20) - 1)), "1023.9Ki");
+    }
+
+    // Fails if the limit is off by a byte, counts a replica against itself, or forgets the others.
+    #[test]
+    fn a_replica_may_have_what_the_others_leave_of_the_limit() {
+        let ledger = Ledger::default();
+        ledger.open().promise("own", "p", Bytes::gib(2));
+        ledger.open().promise("other", "p", Bytes::gib(4));
+        let open = ledger.open();
+        let rooms = Pools {
+            pools: vec![pool("p", 10, 150, "True")],
+            ledger: &open,
+        };
+        let room = |to| rooms.room("p", "own", Bytes::gib(2), to, false);
+        assert_eq!(room(Bytes::gib(11)), Ok(()));
+        let more = Bytes::new(Bytes::gib(11).get() + 1);
+        let hold = room(more).expect_err("one byte too much");
+        assert_eq!(hold.reason, HoldReason::NoSpaceInPool);
+        assert!(hold.message.contains("15Gi"), "{}", hold.message);
+        assert!(hold.message.contains("4Gi is promised"), "{}", hold.message);
+    }
+
+    // Fails if a thick replica is promised bytes that are not free, whatever may be over-committed.
+    #[test]
+    fn a_thick_replica_needs_free_bytes_for_what_it_adds() {
+        let ledger = Ledger::default();
+        let open = ledger.open();
+        let rooms = Pools {
+            pools: vec![pool("p", 4, 300, "True")],
+            ledger: &open,
+        };
+        let room = |to, thick| rooms.room("p", "r", Bytes::gib(1), Bytes::gib(to), thick);
+        assert_eq!(room(4, true), Ok(()));
+        assert_eq!(reason(room(5, true)), HoldReason::NoSpaceInPool);
+        assert_eq!(room(5, false), Ok(()));
+    }
+
+    // Fails if a pool is used whose directory was not found to work.
+    #[test]
+    fn a_pool_that_is_not_ready_says_why() {
+        let ledger = Ledger::default();
+        let open = ledger.open();
+        let rooms = Pools {
+            pools: vec![pool("p", 4, 100, "False")],
+            ledger: &open,
+        };
+        let hold = rooms
+            .place(&[], "r", Bytes::GIB, false)
+            .expect_err("not ready");
+        assert_eq!(hold.reason, HoldReason::PoolNotReady);
+        assert!(
+            hold.message.contains("the disk is gone"),
+            "{}",
+            hold.message
+        );
+    }
+
+    // Fails if a replica is placed on a pool that its class does not name, or silently nowhere.
+    #[test]
+    fn without_an_eligible_pool_nothing_is_placed() {
+        let ledger = Ledger::default();
+        let open = ledger.open();
+        let mut going = Arc::unwrap_or_clone(pool("going", 4, 100, "True"));
+        going.metadata.deletion_timestamp =
+            serde_json::from_value(json!("2024-01-01T00:00:00Z")).ok();
+        let rooms = Pools {
+            pools: vec![pool("p", 4, 100, "True"), Arc::new(going)],
+            ledger: &open,
+        };
+        let place = |name: &str| rooms.place(&[name.to_owned()], "r", Bytes::GIB, false);
+        assert_eq!(reason(place("other")), HoldReason::PoolNotFound);
+        assert_eq!(reason(place("going")), HoldReason::PoolNotFound);
+        assert_eq!(place("p").expect("placed").0, "p");
+        let room = rooms.room("other", "r", Bytes::ZERO, Bytes::GIB, false);
+        assert_eq!(reason(room), HoldReason::PoolNotFound);
+    }
+
+    // Fails if the emptier pool is not taken, or a replica moves that was promised a place already.
+    #[test]
+    fn the_emptiest_pool_is_taken_and_kept() {
+        let ledger = Ledger::default();
+        let place = |open: &Open<'_>| {
+            let rooms = Pools {
+                pools: vec![pool("a", 4, 100, "True"), pool("b", 5, 100, "True")],
+                ledger: open,
+            };
+            rooms.place(&[], "r", Bytes::gib(2), false)
+        };
+        let first = place(&ledger.open()).expect("placed").0;
+        assert_eq!(first, "b");
+        ledger.open().promise("r", "b", Bytes::gib(2));
+        ledger.open().promise("other", "b", Bytes::gib(3));
+        assert_eq!(place(&ledger.open()).expect("placed").0, "b");
     }
 }

@@ -53,7 +53,6 @@ use http::{Request, Response};
 use serde_json::json;
 
 pub use error::{Damage, Error};
-pub use managed::last_writers;
 pub use server::ApiBody;
 pub use store::Stats;
 

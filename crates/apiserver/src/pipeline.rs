@@ -318,6 +318,17 @@ fn keep_what_the_server_keeps(
     Ok(())
 }
 
+/// Refuses a whole object that was meant for an earlier one of the same name.
+pub(crate) fn same_uid(kind: &Kind, id: &Id, sent: &Value, old: &Value) -> Result<(), Status> {
+    let (given, there) = (meta::text(sent, "uid"), meta::text(old, "uid"));
+    if given.is_empty() || given == there {
+        return Ok(());
+    }
+    let why =
+        format!("Precondition failed: UID in precondition: {given}, UID in object meta: {there}");
+    Err(Status::conflict(kind, &id.place.name, &why))
+}
+
 /// The main resource leaves the status alone, and the status subresource everything else.
 fn splice(kind: &Kind, old: &Value, new: &mut Value, to_status: bool) {
     if !kind.status {

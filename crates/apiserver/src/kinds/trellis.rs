@@ -5,10 +5,15 @@ use kube::core::object::HasSpec;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
 
-use super::columns;
-use crate::kind::{Column, Kind, Naming, Origin};
+use super::{at, columns, text};
+use crate::kind::{Change, Column, FieldError, Kind, Naming, Origin};
+
+/// The least and the most that a pool may promise, in percent of what it holds.
+const OVERCOMMIT_PERCENT_MIN: u64 = 1;
+const OVERCOMMIT_PERCENT_MAX: u64 = 10_000;
 
 /// The names of a kind of ours.
 struct Names {
@@ -60,7 +65,15 @@ pub(super) fn pool() -> Kind {
         singular: "pool",
         short: &[],
     };
-    custom::<Pool>(names, columns::POOL)
+    Kind {
+        validate: |change| {
+            let mut errors = frozen(change, |field| matches!(field, "node" | "path"));
+            errors.extend(relative_path(change));
+            errors.extend(wild_promise(change));
+            errors
+        },
+        ..custom::<Pool>(names, columns::POOL)
+    }
 }
 
 pub(super) fn volume() -> Kind {
@@ -70,7 +83,14 @@ pub(super) fn volume() -> Kind {
         singular: "volume",
         short: &["tv"],
     };
-    custom::<Volume>(names, columns::VOLUME)
+    Kind {
+        validate: |change| {
+            frozen(change, |field| {
+                matches!(field, "class" | "replicas" | "filesystem")
+            })
+        },
+        ..custom::<Volume>(names, columns::VOLUME)
+    }
 }
 
 pub(super) fn target() -> Kind {
@@ -80,7 +100,10 @@ pub(super) fn target() -> Kind {
         singular: "target",
         short: &[],
     };
-    custom::<Target>(names, columns::TARGET)
+    Kind {
+        validate: |change| frozen(change, |field| field != "capacity"),
+        ..custom::<Target>(names, columns::TARGET)
+    }
 }
 
 pub(super) fn replica() -> Kind {
@@ -90,7 +113,10 @@ pub(super) fn replica() -> Kind {
         singular: "replica",
         short: &[],
     };
-    custom::<Replica>(names, columns::REPLICA)
+    Kind {
+        validate: |change| frozen(change, |field| field != "capacity"),
+        ..custom::<Replica>(names, columns::REPLICA)
+    }
 }
 
 pub(super) fn attachment() -> Kind {
@@ -102,8 +128,73 @@ pub(super) fn attachment() -> Kind {
     };
     Kind {
         namespaced: true,
+        validate: |change| {
+            let mut errors = frozen(change, |_| true);
+            errors.extend(relative_path(change));
+            errors
+        },
         ..custom::<Attachment>(names, columns::ATTACHMENT)
     }
+}
+
+/// Refuses a change of those fields of the spec that something on a disk or a node was made after.
+fn frozen(change: Change<'_>, is_frozen: fn(&str) -> bool) -> Vec<FieldError> {
+    let Some(old) = change.old else {
+        return Vec::new();
+    };
+    let fields = |object| -> Vec<&String> {
+        let spec = at(object, "/spec").and_then(Value::as_object);
+        spec.into_iter().flat_map(|spec| spec.keys()).collect()
+    };
+    let mut names = fields(old);
+    names.extend(fields(change.new));
+    names.sort_unstable();
+    names.dedup();
+    let mut errors = Vec::new();
+    for name in names.into_iter().filter(|name| is_frozen(name)) {
+        let pointer = format!("/spec/{name}");
+        let value = at(change.new, &pointer);
+        if at(old, &pointer) != value {
+            errors.push(FieldError::invalid(
+                &format!("spec.{name}"),
+                value.unwrap_or(&Value::Null),
+                "field is immutable",
+            ));
+        }
+    }
+    errors
+}
+
+/// Refuses a path that means something else in every directory.
+fn relative_path(change: Change<'_>) -> Option<FieldError> {
+    const PATH: &str = "/spec/path";
+    let path = text(change.new, PATH);
+    (is_new(change, PATH) && !path.starts_with('/'))
+        .then(|| FieldError::invalid("spec.path", &Value::from(path), "must be an absolute path"))
+}
+
+/// Refuses a pool that could promise nothing, or without measure.
+fn wild_promise(change: Change<'_>) -> Option<FieldError> {
+    const FIELD: &str = "spec.overcommitPercent";
+    const PERCENT: &str = "/spec/overcommitPercent";
+    let value = at(change.new, PERCENT).filter(|_| is_new(change, PERCENT))?;
+    let percent = value.as_u64()?;
+    let bound = if percent < OVERCOMMIT_PERCENT_MIN {
+        format!("greater than or equal to {OVERCOMMIT_PERCENT_MIN}")
+    } else if percent > OVERCOMMIT_PERCENT_MAX {
+        format!("less than or equal to {OVERCOMMIT_PERCENT_MAX}")
+    } else {
+        return None;
+    };
+    let why = format!("{FIELD} in body should be {bound}");
+    Some(FieldError::invalid(FIELD, value, &why))
+}
+
+/// Whether a write brings a value; what is stored already may stay, so that its object can still be let go.
+fn is_new(change: Change<'_>, pointer: &str) -> bool {
+    change
+        .old
+        .is_none_or(|old| at(old, pointer) != at(change.new, pointer))
 }
 
 #[cfg(test)]

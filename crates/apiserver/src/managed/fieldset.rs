@@ -27,17 +27,6 @@ impl FieldSet {
         self.children.entry(step.to_owned()).or_default()
     }
 
-    /// Whether the path of field names is in the set, or has members below it.
-    pub(crate) fn touches(&self, path: &[&str]) -> bool {
-        match path {
-            [] => !self.is_empty(),
-            [first, rest @ ..] => self
-                .children
-                .get(&format!("f:{first}"))
-                .is_some_and(|child| child.touches(rest)),
-        }
-    }
-
     pub(crate) fn union(&mut self, other: &FieldSet) {
         self.member |= other.member;
         for (step, child) in &other.children {
@@ -167,8 +156,6 @@ mod tests {
                 ".spec.containers[name=\"c\"].image"
             ]
         );
-        assert!(set.touches(&["spec"]));
-        assert!(!set.touches(&["status"]));
         let mut rest = set.clone();
         rest.subtract(&FieldSet::from_value(
             &json!({ "f:metadata": { "f:labels": { "f:a": {} } } }),

@@ -128,18 +128,6 @@ pub(crate) fn apply(
     Ok(new)
 }
 
-/// The managers that own something at or below a field, the one that wrote last first.
-///
-/// `last_writers(&claim, &["spec", "resources", "requests"])` tells who last changed a claim's request.
-pub fn last_writers(object: &Value, path: &[&str]) -> Vec<String> {
-    let mut entries: Vec<Entry> = read(object)
-        .into_iter()
-        .filter(|entry| entry.set.touches(path))
-        .collect();
-    entries.sort_by(|a, b| b.time.cmp(&a.time));
-    entries.into_iter().map(|entry| entry.manager).collect()
-}
-
 impl Entry {
     fn is(&self, operation: &str, writer: &Writer) -> bool {
         self.operation == operation

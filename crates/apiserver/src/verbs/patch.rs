@@ -175,6 +175,14 @@ impl Job {
             if self.to_status {
                 return Err(Status::not_found(kind, &id.place.name));
             }
+            // Whoever names a uid means one object, and that one is gone: another may not take its place.
+            let uid = meta::text(sent, "uid");
+            if !uid.is_empty() {
+                let why = format!(
+                    "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                );
+                return Err(Status::conflict(kind, &id.place.name, &why));
+            }
             let new = managed::apply(kind, &json!({}), &configuration, force, writer)?;
             let new = decode::normalise(kind, named(kind, id, new))?.object;
             let stored = pipeline::insert(
@@ -263,18 +271,7 @@ fn check_preconditions(kind: &Kind, id: &Id, sent: &Value, old: &Value) -> Resul
     if !version.is_empty() && version != meta::text(old, "resourceVersion") {
         return Err(Status::modified(kind, &id.place.name));
     }
-    let uid = meta::text(sent, "uid");
-    if !uid.is_empty() && uid != meta::text(old, "uid") {
-        return Err(Status::conflict(
-            kind,
-            &id.place.name,
-            &format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-                meta::text(old, "uid")
-            ),
-        ));
-    }
-    Ok(())
+    pipeline::same_uid(kind, id, sent, old)
 }
 
 fn named(kind: &Kind, id: &Id, mut object: Value) -> Value {

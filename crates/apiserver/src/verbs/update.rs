@@ -23,6 +23,7 @@ pub(crate) async fn update(call: Call<'_>, body: Bytes) -> Result<Answer, Status
             .get(&id)
             .ok_or_else(|| Status::not_found(kind, &id.place.name))?
             .value();
+        pipeline::same_uid(kind, &id, &new, &old)?;
         let replacement = Replacement {
             id: &id,
             old,

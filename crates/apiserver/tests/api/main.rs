@@ -5,6 +5,7 @@ mod client;
 mod deletion;
 mod durability;
 mod errors;
+mod own_kinds;
 mod ownership;
 mod support;
 mod validation;

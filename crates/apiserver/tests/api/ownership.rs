@@ -1,7 +1,6 @@
 //! Who owns which field, and server-side apply.
 
 use serde_json::{Value, json};
-use trellis_apiserver::last_writers;
 
 use crate::support::{APPLY, CLASSES, MAPS, MERGE, Server};
 
@@ -32,21 +31,6 @@ async fn an_update_is_recorded_as_a_cluster_records_it() {
         entry["fieldsV1"],
         json!({ "f:parameters": { ".": {}, "f:a": {} }, "f:provisioner": {}, "f:reclaimPolicy": {}, "f:volumeBindingMode": {} })
     );
-}
-
-#[tokio::test]
-async fn one_can_tell_who_last_changed_a_request() {
-    // Fails if the last writer of a claim's request cannot be named.
-    let server = Server::new();
-    server.bound_claim("x", "1Gi").await;
-    let path = format!("{}/x?fieldManager=kubectl-edit", crate::support::CLAIMS);
-    let request = json!({ "spec": { "resources": { "requests": { "storage": "2Gi" } } } });
-    let claim = server.patch(&path, MERGE, request).await.expect(200);
-    assert_eq!(
-        last_writers(&claim, &["spec", "resources", "requests", "storage"]),
-        ["kubectl-edit"]
-    );
-    assert_eq!(last_writers(&claim, &["spec", "volumeName"]), ["tester"]);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{CLAIMS, JSON_PATCH, MAPS, MERGE, STRATEGIC, Server, claim, config};
+use crate::support::{APPLY, CLAIMS, JSON_PATCH, MAPS, MERGE, STRATEGIC, Server, claim, config};
 
 #[tokio::test]
 async fn a_stale_update_conflicts_and_a_current_one_does_not() {
@@ -38,6 +38,38 @@ async fn a_stale_update_conflicts_and_a_current_one_does_not() {
             "ConfigMap \"x\" is invalid: metadata.uid: Invalid value: \"y\": field is immutable",
         );
     assert_eq!(server.get(&path).await.expect(200)["data"]["key"], "2");
+}
+
+#[tokio::test]
+async fn a_write_meant_for_an_object_that_is_gone_does_not_hit_its_successor() {
+    // Fails if a whole object with the uid of an earlier one replaces, or brings back, another.
+    let server = Server::new();
+    let path = format!("{MAPS}/x");
+    let first = server.post(MAPS, config("x", "1")).await.expect(201);
+    let gone = first["metadata"]["uid"].as_str().unwrap();
+    server.delete(&path, json!({})).await.expect(200);
+    let applied = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "x", "uid": gone }, "data": { "key": "0" } });
+    let apply = format!("{path}?fieldManager=a");
+    server.patch(&apply, APPLY, applied.clone()).await.refused(
+        409,
+        "Conflict",
+        &format!("Operation cannot be fulfilled on configmaps \"x\": uid mismatch: the provided object specified uid {gone}, and no existing object was found"),
+    );
+    assert_eq!(server.get(&path).await.code, 404);
+    let second = server.post(MAPS, config("x", "2")).await.expect(201);
+    let there = second["metadata"]["uid"].as_str().unwrap();
+    let message = format!(
+        "Operation cannot be fulfilled on configmaps \"x\": Precondition failed: UID in precondition: {gone}, UID in object meta: {there}"
+    );
+    server
+        .put(&path, first)
+        .await
+        .refused(409, "Conflict", &message);
+    server
+        .patch(&apply, APPLY, applied)
+        .await
+        .refused(409, "Conflict", &message);
+    assert_eq!(server.get(&path).await.expect(200), second);
 }
 
 #[tokio::test]
@@ -82,14 +114,14 @@ async fn status_and_spec_are_written_by_different_doors() {
         .patch(
             &path,
             MERGE,
-            json!({ "spec": { "node": "m" }, "status": null }),
+            json!({ "spec": { "overcommitPercent": 150 }, "status": null }),
         )
         .await
         .expect(200);
     assert_eq!(after["metadata"]["generation"], 2);
     assert_eq!(after["status"]["conditions"][0]["type"], "Ready");
     let unconditional =
-        json!({ "metadata": { "name": "p" }, "spec": { "node": "o", "path": "/a" } });
+        json!({ "metadata": { "name": "p" }, "spec": { "node": "n", "path": "/a" } });
     assert_eq!(server.put(&path, unconditional).await.code, 422);
     assert_eq!(server.patch(&path, STRATEGIC, json!({})).await.code, 415);
 }

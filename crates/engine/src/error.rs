@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use trellis_api::Bytes;
+use uuid::Uuid;
 
 use crate::replica::{BLOCK, Fault, Identity, NAME_LENGTH_MAX, REPLICAS_MAX, SIZE_MAX};
 
@@ -18,6 +19,31 @@ pub enum Error {
     #[error("pool path {} is not a directory; make it, or mount what belongs there", .path.display())]
     PoolNotDirectory {
         /// The path that was given.
+        path: PathBuf,
+    },
+
+    /// The directory is not the pool that it should be.
+    #[error(
+        "{} is not pool {expected}: it holds {}; its disk is probably not mounted, so mount what \
+         belongs there (nothing was changed)",
+        .path.display(), pool_found(.found)
+    )]
+    PoolUnknown {
+        /// The path that was given.
+        path: PathBuf,
+        /// The id that the pool should have.
+        expected: Uuid,
+        /// The id of the pool that is there, if one is.
+        found: Option<Uuid>,
+    },
+
+    /// The file with the pool's id does not hold one.
+    #[error(
+        "{} does not hold the id of a pool; restore it, or remove it if the pool may get a new id \
+         (nothing was changed)", .path.display()
+    )]
+    PoolIdBad {
+        /// The file.
         path: PathBuf,
     },
 
@@ -220,4 +246,12 @@ pub enum Error {
         /// What the operating system said.
         source: io::Error,
     },
+}
+
+/// What was found in the place of a pool, in words.
+fn pool_found(found: &Option<Uuid>) -> String {
+    match found {
+        Some(id) => format!("pool {id}"),
+        None => "no pool with an id".to_owned(),
+    }
 }

@@ -161,6 +161,25 @@ fn a_handle_measures_what_the_disk_says_while_it_is_damaged() {
 }
 
 #[test]
+fn a_cut_into_durable_bytes_under_an_open_handle_is_said_when_measured() {
+    // Fails if lost bytes of a volume look like a volume that is merely smaller.
+    let home = tempfile::tempdir().unwrap();
+    let pool = Pool::open(home.path()).unwrap();
+    let replica = pool.create(NAME, identity(1), blocks(2), Thin).unwrap();
+    replica.grow(blocks(5), Thick).unwrap();
+    set_length(&replica.data_path(), 4 * BLOCK);
+    let cut = replica.measure().unwrap_err();
+    assert!(
+        matches!(&cut, Error::DataCut { length, expected, .. }
+            if (*length, *expected) == (blocks(4), blocks(5))),
+        "{cut}"
+    );
+    drop(replica);
+    let opening = pool.open_replica(NAME).unwrap_err();
+    assert_eq!(opening.to_string(), cut.to_string());
+}
+
+#[test]
 fn a_growth_repairs_a_slot_that_was_damaged_while_in_use() {
     // Fails if a growth overwrites the good slot while the other is damaged, and leaves both bad.
     let home = grown_pool();

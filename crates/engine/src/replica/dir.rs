@@ -107,6 +107,14 @@ impl Dir {
             .map_err(failed("rename", &self.path.join(from)))
     }
 
+    /// Removes the file of that name. Absence is fine.
+    pub(super) fn remove_file(&self, name: &str) -> Result<()> {
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(failed("remove", &self.path.join(name))(errno)),
+        }
+    }
+
     /// Removes the directory of that name and the files in it. Absence is fine.
     pub(super) fn remove_dir(&self, name: &str) -> Result<()> {
         let Some(dir) = self.dir(name)? else {
@@ -157,6 +165,14 @@ impl Dir {
             available: bytes(stat.f_bavail),
             free: bytes(stat.f_bfree),
         })
+    }
+
+    /// Whether the path by which this directory was opened leads to it still.
+    pub(super) fn is_at_its_path(&self) -> bool {
+        match (rustix::fs::stat(&self.path), rustix::fs::fstat(&self.fd)) {
+            (Ok(there), Ok(here)) => (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino),
+            _ => false,
+        }
     }
 
     pub(super) fn path(&self) -> &Path {

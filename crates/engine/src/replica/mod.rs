@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! POOL/lock                          flock: one owner a pool
+//! POOL/pool-id                       a UUID: which pool this is, whatever its path
 //! POOL/replicas/NAME/superblock.a    4 KiB: identity, size, sequence, CRC32C
 //! POOL/replicas/NAME/superblock.b    4 KiB: the same, or one size older
 //! POOL/replicas/NAME/data            the bytes: a plain sparse file
@@ -67,6 +68,14 @@
 //! rename before anything is unlinked. What has a plain name is therefore whole. Leftovers of both
 //! kinds are cleaned when the pool is opened.
 //!
+//! # Which pool it is
+//!
+//! A path is not a pool: if a disk is not mounted, its mount point is an empty directory, in which
+//! every replica would count as absent and could be made anew. So a pool has an id of its own, and
+//! [`Pool::open_known`] refuses a directory without the id that the caller remembers before it makes
+//! anything there. An open pool goes on with the directory that it has opened, whatever is mounted
+//! over the path later; [`Pool::is_current`] tells.
+//!
 //! # Who owns what
 //!
 //! A [`Pool`] holds the lock, and so does every [`Replica`] that came from it. All handles on one
@@ -77,6 +86,7 @@
 
 mod check;
 mod dir;
+mod id;
 mod name;
 mod pair;
 mod pool;

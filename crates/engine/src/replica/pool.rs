@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -9,8 +10,10 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use trellis_api::Bytes;
 use trellis_api::step::{self, Step};
+use uuid::Uuid;
 
 use super::dir::{Dir, facts, failed};
+use super::id;
 use super::name::{self, Entry};
 use super::store::{DATA, Replica, Shared};
 use super::{Identity, Provisioning, REPLICAS_MAX, validate_size};
@@ -22,6 +25,7 @@ pub(super) const REPLICAS: &str = "replicas";
 /// An open pool. Its directory is locked until the pool and all replicas that came from it are gone.
 #[derive(Debug)]
 pub struct Pool {
+    id: Uuid,
     root: Dir,
     replicas: Dir,
     lock: Arc<File>,
@@ -48,12 +52,27 @@ pub struct PoolCapacity {
 }
 
 impl Pool {
-    /// Takes possession of the pool in `dir` and cleans up what a crash has left there.
+    /// Takes possession of whatever pool is in `dir` and cleans up what a crash has left there. A
+    /// directory that is no pool yet becomes one.
     pub fn open(dir: &Path) -> Result<Pool> {
+        Self::open_known(dir, None)
+    }
+
+    /// As [`Pool::open`], but only of the pool with the `expected` id: a directory with another id or
+    /// with none is [`Error::PoolUnknown`], and nothing is made in it.
+    pub fn open_known(dir: &Path, expected: Option<Uuid>) -> Result<Pool> {
         let root = Dir::open(dir)?.ok_or_else(|| Error::PoolNotDirectory {
             path: dir.to_owned(),
         })?;
+        if let Some(expected) = expected {
+            // Before the lock, because locking makes a file.
+            require_id(&root, expected)?;
+        }
         let lock = lock(&root)?;
+        let id = match expected {
+            Some(expected) => expected,
+            None => id::read_or_make(&root)?,
+        };
         let replicas = match root.dir(REPLICAS)? {
             Some(replicas) => replicas,
             None => root.make_dir(REPLICAS)?,
@@ -61,6 +80,7 @@ impl Pool {
         // Also when it existed: whoever made it may have died before it was durable.
         root.sync()?;
         let pool = Pool {
+            id,
             root,
             replicas,
             lock: Arc::new(lock),
@@ -88,6 +108,17 @@ impl Pool {
         self.replicas.sync()
     }
 
+    /// The id of the pool, which it keeps for life.
+    pub fn id(&self) -> Uuid {
+        self.id
+    }
+
+    /// Whether the pool's path still leads to the directory that was opened. It does not if something
+    /// was mounted over it, or if it was renamed or unmounted.
+    pub fn is_current(&self) -> bool {
+        self.root.is_at_its_path()
+    }
+
     /// The directory of the pool.
     pub fn path(&self) -> &Path {
         self.root.path()
@@ -105,18 +136,22 @@ impl Pool {
         Ok(names)
     }
 
-    /// How much there is, how much is free, and how much the replicas take.
+    /// How much there is, how much is free, and how much the replicas take. What has the name of a
+    /// replica and cannot be one is left out.
     pub fn capacity(&self) -> Result<PoolCapacity> {
         let mut used_by_replicas = Bytes::ZERO;
         for name in self.names()? {
-            // A replica that is being removed meanwhile takes nothing.
-            let Some(dir) = self.replicas.dir(&name)? else {
-                continue;
+            let allocated = match self.allocated(&name) {
+                Err(error) if is_stray(&error) => {
+                    let path = self.replicas.join(&name);
+                    tracing::warn!(
+                        "{} does not count, it is no replica: {error}",
+                        path.display()
+                    );
+                    continue;
+                }
+                other => other?,
             };
-            let Some(data) = dir.file_read_only(DATA)? else {
-                continue;
-            };
-            let allocated = facts(&data, &dir.join(DATA))?.allocated;
             used_by_replicas = [used_by_replicas, allocated].into_iter().sum();
         }
         let space = self.replicas.space()?;
@@ -125,6 +160,17 @@ impl Pool {
             free: space.available,
             used_by_replicas,
         })
+    }
+
+    /// What the data of one replica takes. A replica that is being removed meanwhile takes nothing.
+    fn allocated(&self, name: &str) -> Result<Bytes> {
+        let Some(dir) = self.replicas.dir(name)? else {
+            return Ok(Bytes::ZERO);
+        };
+        let Some(data) = dir.file_read_only(DATA)? else {
+            return Ok(Bytes::ZERO);
+        };
+        Ok(facts(&data, &dir.join(DATA))?.allocated)
     }
 
     /// Makes a replica, or finds it made: afterwards it exists durably with at least that size.
@@ -260,6 +306,29 @@ impl Pool {
             replica: name.to_owned(),
             pool: self.path().to_owned(),
         }
+    }
+}
+
+/// Refuses a directory that is not the expected pool.
+fn require_id(root: &Dir, expected: Uuid) -> Result<()> {
+    let found = id::read(root)?;
+    if found == Some(expected) {
+        return Ok(());
+    }
+    Err(Error::PoolUnknown {
+        path: root.path().to_owned(),
+        expected,
+        found,
+    })
+}
+
+/// Whether something was not a directory where a replica should be, or not a file where its data
+/// should be.
+fn is_stray(error: &Error) -> bool {
+    match error {
+        Error::NotAFile { .. } => true,
+        Error::Io { source, .. } => source.kind() == io::ErrorKind::NotADirectory,
+        _ => false,
     }
 }
 

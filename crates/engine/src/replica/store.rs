@@ -148,14 +148,17 @@ impl Replica {
         self.shared.data_path.clone()
     }
 
-    /// Reads the size again from where it is kept.
+    /// Reads the size again from where it is kept. A data file that something has cut below the length
+    /// that was made durable is [`Error::DataCut`], as it is at opening.
     pub fn measure(&self) -> Result<Measure> {
         let state = self.shared.live()?;
         let data = self.shared.facts()?.length;
         let read = state.pair.read_again(&self.shared.dir, &self.shared.name)?;
         // After a commit that failed, the disk may show a superblock of which nobody knows whether
         // it would survive a power loss. What was committed is the most that can be promised.
-        let superblock = read.size.min(state.pair.superblock().size);
+        let committed = state.pair.superblock();
+        refuse_cut(&self.shared.data_path, data, committed.data_synced)?;
+        let superblock = read.size.min(committed.size);
         Ok(Measure { superblock, data })
     }
 

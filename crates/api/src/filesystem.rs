@@ -6,6 +6,8 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::Bytes;
+
 /// A filesystem that Trellis makes and grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -37,6 +39,19 @@ impl FilesystemKind {
             FilesystemKind::Btrfs => "btrfs",
             FilesystemKind::Ext4 => "ext4",
             FilesystemKind::Ext3 => "ext3",
+        }
+    }
+
+    /// The smallest device on which it is made.
+    pub const fn size_min(self) -> Bytes {
+        match self {
+            // mkfs.xfs refuses less.
+            FilesystemKind::Xfs => Bytes::mib(300),
+            // With two copies of the metadata mkfs.btrfs needs 109 MiB; below this there is hardly
+            // room for data.
+            FilesystemKind::Btrfs => Bytes::mib(128),
+            // Smaller ones have no room for a journal.
+            FilesystemKind::Ext4 | FilesystemKind::Ext3 => Bytes::mib(16),
         }
     }
 }

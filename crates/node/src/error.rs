@@ -4,12 +4,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
 use crate::filesystem::FilesystemKind;
 use crate::holders::{self, Holder};
 use crate::probe::Content;
+use crate::sys::mountinfo::Mount;
 
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -100,12 +102,14 @@ pub enum Error {
     },
 
     /// Somebody still uses what should go away.
-    #[error("{what} is in use{by}; stop the user and retry", what = .what.display(), by = holders::sentence(.holders))]
+    #[error("{what} {state}", what = .what.display(), state = in_use(.holders, .covered_by.as_deref()))]
     Busy {
         /// The mount point or device.
         what: PathBuf,
         /// Who uses it, as far as it could be found cheaply.
         holders: Vec<Holder>,
+        /// What is mounted over it, if that is what keeps it.
+        covered_by: Option<Box<Mount>>,
     },
 
     /// The operation needs a capability that the process lacks.
@@ -281,6 +285,15 @@ pub enum PathProblem {
     /// It is relative, or has no last component.
     #[error("it is not absolute with a plain last component; give a full path")]
     NotAbsolute,
+    /// Something above it is not a directory.
+    #[error("something above it is not a directory; choose another path")]
+    ParentNotADirectory,
+    /// The symbolic links above it lead in a circle.
+    #[error("the symbolic links above it lead in a circle; give the real path")]
+    LinkLoop,
+    /// The kernel takes no path or name of that length.
+    #[error("it is longer than the kernel allows; choose a shorter path")]
+    TooLong,
     /// It is a symbolic link.
     #[error("it is a symbolic link; give the real path")]
     Symlink,
@@ -296,6 +309,34 @@ pub enum PathProblem {
     /// Something else is mounted there.
     #[error("{0} is already mounted there; unmount it or choose another path")]
     OtherMount(String),
+}
+
+impl PathProblem {
+    /// The problem with a path that the kernel refuses to follow for its form, so that nothing can
+    /// be there; `None` for every other refusal.
+    pub(crate) fn of_refusal(errno: Errno) -> Option<PathProblem> {
+        match errno {
+            Errno::NOTDIR => Some(PathProblem::ParentNotADirectory),
+            Errno::LOOP => Some(PathProblem::LinkLoop),
+            Errno::NAMETOOLONG => Some(PathProblem::TooLong),
+            _ => None,
+        }
+    }
+}
+
+/// The tail of a sentence about something that is in use: by whom, and what to do.
+fn in_use(holders: &[Holder], covered_by: Option<&Mount>) -> String {
+    match covered_by {
+        Some(cover) => format!(
+            "is covered by {}, which is mounted at {}; unmount that and retry",
+            cover.describe(),
+            cover.mount_point.display()
+        ),
+        None => format!(
+            "is in use{}; stop the user and retry",
+            holders::sentence(holders)
+        ),
+    }
 }
 
 /// Puts the action and the subject to a kernel error.
@@ -315,9 +356,9 @@ impl<T, E: Into<io::Error>> Context<T> for std::result::Result<T, E> {
 
 impl Error {
     /// The kernel's error number, where the kernel gave one.
-    pub fn errno(&self) -> Option<rustix::io::Errno> {
+    pub fn errno(&self) -> Option<Errno> {
         match self {
-            Error::Io { source, .. } => rustix::io::Errno::from_io_error(source),
+            Error::Io { source, .. } => Errno::from_io_error(source),
             _ => None,
         }
     }

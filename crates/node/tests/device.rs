@@ -13,7 +13,7 @@ use trellis_api::Bytes;
 use trellis_node::Error;
 use trellis_node::filesystem::Outcome;
 use trellis_node::sys::{block, loopdev};
-use trellis_node::volume::{self, attach, detach, grow_device};
+use trellis_node::volume::{self, Source, attach, detach, grow_device};
 
 #[test]
 fn a_device_is_attached_once_and_adopted_by_whoever_asks_again() {
@@ -116,7 +116,7 @@ fn a_partial_last_sector_is_not_part_of_the_device() {
 }
 
 #[test]
-fn a_read_only_device_refuses_writes_and_is_not_adopted_for_writing() {
+fn a_read_only_device_refuses_writes_and_is_not_adopted_for_writing_while_in_use() {
     // Fails if read-only is lost on the way, or if a caller gets the other mode than asked for.
     let bench = Bench::new();
     let file = bench.file("a", Bytes::mib(4));
@@ -131,7 +131,9 @@ fn a_read_only_device_refuses_writes_and_is_not_adopted_for_writing() {
             node.sync_all()
         });
     assert!(written.is_err());
+    let claim = block::open_exclusive(&device.path).unwrap();
     let error = attach(&file, false).unwrap_err();
+    drop(claim);
     assert!(
         matches!(
             error,
@@ -142,6 +144,55 @@ fn a_read_only_device_refuses_writes_and_is_not_adopted_for_writing() {
         ),
         "{error}"
     );
+    detach(&file).unwrap();
+}
+
+#[test]
+fn an_idle_device_changes_its_mode_with_its_next_user() {
+    // Fails if a volume that was last read, or last written, can never be used the other way again.
+    let bench = Bench::new();
+    let file = bench.file("a", Bytes::mib(4));
+    for read_only in [true, false, true] {
+        let device = attach(&file, read_only).unwrap();
+        assert_eq!((device.read_only, device.adopted), (read_only, false));
+        let devices = loopdev::list().unwrap();
+        let on_file = devices.iter().filter(|each| each.backing_hint == file);
+        assert_eq!(on_file.count(), 1);
+    }
+    detach(&file).unwrap();
+}
+
+#[test]
+fn a_device_in_use_keeps_its_mode_and_outlives_the_attempt_to_change_it() {
+    // Fails if a published or open device is taken away, at once or when its user closes it.
+    let bench = Bench::new();
+    let file = bench.file("a", Bytes::mib(4));
+    let device = attach(&file, false).unwrap();
+    let refused = || {
+        let error = attach(&file, true).unwrap_err();
+        let in_other_mode = matches!(
+            error,
+            Error::AttachedInOtherMode {
+                found_read_only: false,
+                ..
+            }
+        );
+        assert!(in_other_mode, "{error}");
+        let found = loopdev::find(&file).unwrap().unwrap();
+        assert_eq!((&found.path, found.autoclear), (&device.path, false));
+    };
+    let path = bench.path("disk");
+    let source = Source::Block {
+        device: &device.path,
+    };
+    volume::publish(source, &path, false).unwrap();
+    refused();
+    volume::unpublish(&path, Some(device.number)).unwrap();
+    let open = File::open(&device.path).unwrap();
+    refused();
+    drop(open);
+    assert!(loopdev::find(&file).unwrap().is_some());
+    assert!(attach(&file, true).unwrap().read_only);
     detach(&file).unwrap();
 }
 

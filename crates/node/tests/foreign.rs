@@ -313,6 +313,30 @@ fn too_small_a_device_is_refused_before_anything_is_written() {
 }
 
 #[test]
+fn the_smallest_device_of_each_kind_is_enough_and_a_sector_less_is_not() {
+    // Fails if a size that passes for enough is refused by mkfs, or if another bound is applied.
+    for kind in FilesystemKind::ALL {
+        let bench = Bench::new();
+        let less = Bytes::new(kind.size_min().get() - 512);
+        let file = bench.file("image", less);
+        let device = volume::attach(&file, false).unwrap();
+        let error = ensure_filesystem(&device.path, kind, &bench.path("n")).unwrap_err();
+        assert!(
+            matches!(error, Error::TooSmall { minimum, .. } if minimum == kind.size_min()),
+            "{error}"
+        );
+        common::set_size(&file, kind.size_min());
+        volume::grow_device(&file, kind.size_min()).unwrap();
+        assert!(
+            ensure_filesystem(&device.path, kind, &bench.path("n"))
+                .unwrap()
+                .made
+        );
+        volume::detach(&file).unwrap();
+    }
+}
+
+#[test]
 fn a_real_filesystem_with_damaged_bytes_is_never_empty() {
     // Fails if a damaged superblock of a real filesystem makes the probe panic or call it empty.
     use proptest::prelude::*;

@@ -11,8 +11,6 @@ use super::{FilesystemKind, State, Superblock, read};
 use crate::error::{Error, Result};
 use crate::sys::fsctl;
 
-/// With two copies of the metadata mkfs.btrfs needs 109 MiB; below this there is hardly room for data.
-pub(super) const SIZE_MIN: Bytes = Bytes::mib(128);
 pub(super) const SUPERBLOCK_OFFSET: u64 = 64 << 10;
 pub(super) const SUPERBLOCK_BYTES: usize = 4096;
 pub(super) const MAGIC: &[u8; 8] = b"_BHRfS_M";
@@ -96,6 +94,7 @@ impl BtrfsGeometry {
             Errno::INPROGRESS | Errno::BUSY => Error::Busy {
                 what: mount_point.to_owned(),
                 holders: Vec::new(),
+                covered_by: None,
             },
             Errno::UCLEAN | Errno::IO => Error::FilesystemErrors {
                 what: mount_point.to_owned(),

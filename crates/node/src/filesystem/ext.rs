@@ -11,8 +11,6 @@ use super::{FilesystemKind, State, Superblock, read};
 use crate::error::{Error, Result};
 use crate::sys::fsctl;
 
-/// Smaller ones have no room for a journal.
-pub(super) const SIZE_MIN: Bytes = Bytes::mib(16);
 pub(super) const SUPERBLOCK_OFFSET: u64 = 1024;
 pub(super) const SUPERBLOCK_BYTES: usize = 1024;
 pub(super) const MAGIC: u16 = 0xef53;
@@ -150,6 +148,7 @@ impl ExtGeometry {
             Errno::BUSY => Error::Busy {
                 what: mount_point.to_owned(),
                 holders: Vec::new(),
+                covered_by: None,
             },
             Errno::UCLEAN | Errno::IO => Error::FilesystemErrors {
                 what: mount_point.to_owned(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
-use super::{FilesystemKind, Geometry, btrfs, ext, measure_idle, size_min, xfs};
+use super::{FilesystemKind, Geometry, btrfs, ext, measure_idle, xfs};
 use crate::error::{Context, Error, Result};
 use crate::exec::Program;
 use crate::sys::block;
@@ -76,7 +76,7 @@ pub fn make(kind: FilesystemKind, device: &Path, uuid: Uuid, overwrite: bool) ->
 pub(crate) fn require_size(kind: FilesystemKind, device: &Path) -> Result<Bytes> {
     let node = block::open(device).context("open", device)?;
     let size = block::size(&node).context("read the size of", device)?;
-    let minimum = size_min(kind);
+    let minimum = kind.size_min();
     if size < minimum {
         return Err(Error::TooSmall {
             device: device.to_owned(),

@@ -39,15 +39,6 @@ pub use xfs::XfsGeometry;
 
 pub use trellis_api::FilesystemKind;
 
-/// The smallest device on which a filesystem of that kind is made.
-pub const fn size_min(kind: FilesystemKind) -> Bytes {
-    match kind {
-        FilesystemKind::Xfs => xfs::SIZE_MIN,
-        FilesystemKind::Btrfs => btrfs::SIZE_MIN,
-        FilesystemKind::Ext4 | FilesystemKind::Ext3 => ext::SIZE_MIN,
-    }
-}
-
 /// The shape of one filesystem: enough to know its size and the largest it can have on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Geometry {

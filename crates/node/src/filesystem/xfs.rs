@@ -11,8 +11,6 @@ use super::{FilesystemKind, State, Superblock, read};
 use crate::error::{Error, Result};
 use crate::sys::fsctl;
 
-/// mkfs.xfs refuses less.
-pub(super) const SIZE_MIN: Bytes = Bytes::mib(300);
 pub(super) const SUPERBLOCK_OFFSET: u64 = 0;
 pub(super) const SUPERBLOCK_BYTES: usize = 512;
 pub(super) const MAGIC: &[u8; 4] = b"XFSB";
@@ -105,6 +103,7 @@ impl XfsGeometry {
             Errno::AGAIN => Error::Busy {
                 what: mount_point.to_owned(),
                 holders: Vec::new(),
+                covered_by: None,
             },
             // The driver says EUCLEAN or EIO when it has found damage or shut itself down.
             Errno::UCLEAN | Errno::IO => Error::FilesystemErrors {

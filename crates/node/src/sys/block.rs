@@ -46,6 +46,12 @@ impl DeviceNumber {
             .then(|| Self::from_stat(meta.rdev())))
     }
 
+    /// The device's node, by the name that the kernel gives it; `None` if there is no such device.
+    pub fn node(self) -> Option<PathBuf> {
+        let described = std::fs::read_link(self.sysfs()).ok()?;
+        Some(Path::new("/dev").join(described.file_name()?))
+    }
+
     /// Where sysfs describes the device.
     pub fn sysfs(self) -> PathBuf {
         PathBuf::from(format!("/sys/dev/block/{self}"))

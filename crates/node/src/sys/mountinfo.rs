@@ -39,6 +39,16 @@ impl Mount {
         has_option(&self.options, "ro") || has_option(&self.super_options, "ro")
     }
 
+    /// The mount in a few words, for a sentence.
+    pub fn describe(&self) -> String {
+        let mode = if self.read_only() {
+            "read-only"
+        } else {
+            "writable"
+        };
+        format!("{} from {} ({mode})", self.fs_type, self.source.display())
+    }
+
     /// Whether the filesystem lives on the block device of that number.
     pub fn is_of(&self, device: DeviceNumber) -> bool {
         self.device == device

@@ -47,8 +47,18 @@ pub struct AttachedDevice {
 }
 
 /// Puts a device on the file, or adopts the one that is already on it.
+///
+/// A device in the other mode is replaced if nobody uses it: the mode of a device is fixed when it is
+/// made, and the next user of a volume may want another one than the last. One that is in use is
+/// [`Error::AttachedInOtherMode`].
 pub fn attach(backing: &Path, read_only: bool) -> Result<AttachedDevice> {
-    let attached = loopdev::attach(backing, read_only)?;
+    let attached = match loopdev::attach(backing, read_only) {
+        Err(error @ Error::AttachedInOtherMode { .. }) => {
+            clear_other_mode(backing, read_only, error)?;
+            loopdev::attach(backing, read_only)?
+        }
+        other => other?,
+    };
     if !attached.adopted {
         reached(Step::DeviceAttached);
     }
@@ -56,6 +66,24 @@ pub fn attach(backing: &Path, read_only: bool) -> Result<AttachedDevice> {
         tracing::warn!(device = %attached.device.path.display(), "no direct I/O on this backing file");
     }
     describe(attached.device, attached.adopted)
+}
+
+/// Takes the device in the other mode than `read_only` off the file, or answers `otherwise` if that
+/// device is in use.
+fn clear_other_mode(backing: &Path, read_only: bool, otherwise: Error) -> Result<()> {
+    match detach(backing) {
+        Ok(_) => {
+            tracing::info!(backing = %backing.display(), read_only, "device detached for another mode");
+            Ok(())
+        }
+        Err(Error::Busy { .. }) => {
+            // A program that merely has the device open would lose it when it closes it, because the
+            // kernel only defers what was asked. Adopting the device in its own mode takes that back.
+            loopdev::attach(backing, !read_only)?;
+            Err(otherwise)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The device on the file, if there is one.
@@ -92,6 +120,7 @@ pub fn detach(backing: &Path) -> Result<bool> {
     let busy = || Error::Busy {
         what: device.path.clone(),
         holders: holders::of_device(&device.path, device.number),
+        covered_by: None,
     };
     // A path that shows the node would show another volume as soon as the device is used again.
     let mut mounts = mountinfo::read()?.into_iter();

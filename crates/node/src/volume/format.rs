@@ -146,6 +146,7 @@ fn look(device: &Path) -> Result<Content> {
             Err(Error::Busy {
                 what: device.to_owned(),
                 holders,
+                covered_by: None,
             })
         }
     }

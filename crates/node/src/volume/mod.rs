@@ -15,6 +15,7 @@
 //!
 //! The caller runs one operation on a volume at a time.
 
+mod cover;
 mod device;
 mod format;
 mod observe;

@@ -161,11 +161,16 @@ fn publication(
     })
 }
 
-/// Whether the mount is a bind of the device's node: it shows as a piece of the filesystem of /dev.
+/// Whether the mount is a bind of the device's node: it shows as a piece of the filesystem of /dev,
+/// also where another mount hides it.
 pub(super) fn shows_node(mount: &Mount, device: &Path, number: DeviceNumber) -> bool {
-    mount.root.file_name() == device.file_name()
-        && DeviceNumber::of_block_device(&mount.mount_point)
-            .ok()
-            .flatten()
-            == Some(number)
+    let is_visible = || {
+        let shown = DeviceNumber::of_block_device(&mount.mount_point);
+        shown.ok().flatten() == Some(number)
+    };
+    let is_of_its_filesystem = || {
+        let node = rustix::fs::stat(device);
+        node.is_ok_and(|node| DeviceNumber::from_stat(node.st_dev) == mount.device)
+    };
+    mount.root.file_name() == device.file_name() && (is_visible() || is_of_its_filesystem())
 }

@@ -50,10 +50,16 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Opens the parent; `None` if the parent does not exist.
+    /// Opens the parent; `None` if the parent does not exist, or if the path has a form that the kernel
+    /// does not follow, so that nothing can be there.
     pub(super) fn find(path: &Path) -> Result<Option<Place>> {
         match Self::open(path) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(Error::UnusablePath {
+                reason:
+                    PathProblem::ParentNotADirectory | PathProblem::LinkLoop | PathProblem::TooLong,
+                ..
+            }) => Ok(None),
             other => other.map(Some),
         }
     }
@@ -70,8 +76,12 @@ impl Place {
             return Err(unusable());
         };
         let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(parent, directory, Mode::empty()).context("open", parent)?;
-        let resolved = mount::real_path(&opened).context("resolve", parent)?;
+        let opened = rustix::fs::open(parent, directory, Mode::empty())
+            .or_else(|errno| refused(path, "open", parent, errno))?;
+        let resolved = mount::real_path(&opened).or_else(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            refused(path, "resolve", parent, errno)
+        })?;
         Ok(Place {
             path: resolved.join(name),
             parent: File::from(opened),
@@ -83,7 +93,8 @@ impl Place {
     pub(super) fn look(&self) -> Result<Option<(OwnedFd, Stat)>> {
         let place = match mount::open_place(&self.parent, &self.name) {
             Ok(place) => place,
-            Err(Errno::NOENT) => return Ok(None),
+            // A name that is too long for the kernel is nobody's.
+            Err(Errno::NOENT | Errno::NAMETOOLONG) => return Ok(None),
             Err(errno) => return Err(errno).context("open", &self.path),
         };
         let stat = rustix::fs::fstat(&place).context("look at", &self.path)?;
@@ -133,7 +144,7 @@ impl Place {
                     &self.name,
                     Mode::from_raw_mode(DIRECTORY_MODE),
                 )
-                .context("make the directory", &self.path)?;
+                .or_else(|errno| refused(&self.path, "make the directory", &self.path, errno))?;
             }
             Wanted::File => {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
@@ -143,7 +154,7 @@ impl Place {
                     flags,
                     Mode::from_raw_mode(FILE_MODE),
                 )
-                .context("make the file", &self.path)?;
+                .or_else(|errno| refused(&self.path, "make the file", &self.path, errno))?;
             }
         }
         let place = mount::open_place(&self.parent, &self.name).context("open", &self.path)?;
@@ -170,6 +181,7 @@ impl Place {
                     return Err(Error::Busy {
                         what: self.path.clone(),
                         holders,
+                        covered_by: None,
                     });
                 }
                 Err(errno) => return Err(errno).context("unmount", &self.path),
@@ -207,16 +219,21 @@ impl Place {
 
     /// The error for a place where something else is mounted.
     pub(super) fn taken_by(&self, mount: &Mount) -> Error {
-        let mode = if mount.read_only() {
-            "read-only"
-        } else {
-            "writable"
-        };
-        let what = format!("{} from {} ({mode})", mount.fs_type, mount.source.display());
         Error::UnusablePath {
             path: self.path.clone(),
-            reason: PathProblem::OtherMount(what),
+            reason: PathProblem::OtherMount(mount.describe()),
         }
+    }
+}
+
+/// The error for a call that the kernel refused: about the consumer's path if its form is the reason.
+fn refused<T>(path: &Path, action: &'static str, subject: &Path, errno: Errno) -> Result<T> {
+    match PathProblem::of_refusal(errno) {
+        Some(reason) => Err(Error::UnusablePath {
+            path: path.to_owned(),
+            reason,
+        }),
+        None => Err(errno).context(action, subject),
     }
 }
 

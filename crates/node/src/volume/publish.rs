@@ -5,6 +5,7 @@ use std::path::Path;
 use rustix::fs::FileType;
 use trellis_api::step::{Step, reached};
 
+use super::cover::refuse_covered;
 use super::place::{self, Place, Wanted};
 use crate::error::{Context, Error, Result};
 use crate::filesystem::FilesystemKind;
@@ -80,9 +81,11 @@ pub fn stage(
     Ok(Published::Mounted)
 }
 
-/// Unmounts the private mount and removes its directory. Answers whether something was mounted.
+/// Unmounts the private mount and removes its directory. Answers whether something was mounted;
+/// something else there is treated as in [`unpublish`].
 pub fn unstage(staging: &Path, device: Option<DeviceNumber>) -> Result<bool> {
     let Some(place) = Place::find(staging)? else {
+        refuse_covered(staging, device)?;
         return Ok(false);
     };
     let was_mounted = match place.mounted()? {
@@ -91,8 +94,13 @@ pub fn unstage(staging: &Path, device: Option<DeviceNumber>) -> Result<bool> {
             reached(Step::FilesystemUnmounted);
             true
         }
-        Some(found) => return Err(place.taken_by(&found)),
-        None => false,
+        other => {
+            refuse_covered(&place.path, device)?;
+            if let Some(found) = other {
+                return Err(place.taken_by(&found));
+            }
+            false
+        }
     };
     place.remove_if_made_here()?;
     Ok(was_mounted)
@@ -156,9 +164,13 @@ pub fn publish(source: Source<'_>, path: &Path, read_only: bool) -> Result<Publi
 
 /// Takes the volume on that device from the consumer's path, and removes the path if publishing made
 /// it. `None` says that the volume has no device any more, so that nothing of it can be mounted.
-/// Answers whether something was unmounted; something else at the path is an error and stays.
+/// Answers whether something was unmounted.
+///
+/// Something else at the path is an error and stays: [`Error::Busy`] if the volume is still mounted
+/// underneath it, else [`Error::UnusablePath`].
 pub fn unpublish(path: &Path, device: Option<DeviceNumber>) -> Result<bool> {
     let Some(place) = Place::find(path)? else {
+        refuse_covered(path, device)?;
         return Ok(false);
     };
     let was_mounted = match place.mounted()? {
@@ -172,13 +184,17 @@ pub fn unpublish(path: &Path, device: Option<DeviceNumber>) -> Result<bool> {
                     || node.is_some_and(|stat| DeviceNumber::from_stat(stat.st_rdev) == device)
             });
             if !ours {
+                refuse_covered(&place.path, device)?;
                 return Err(place.taken_by(&found));
             }
             place.unmount()?;
             reached(Step::PathUnpublished);
             true
         }
-        None => false,
+        None => {
+            refuse_covered(&place.path, device)?;
+            false
+        }
     };
     place.remove_if_made_here()?;
     Ok(was_mounted)

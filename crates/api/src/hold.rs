@@ -61,6 +61,9 @@ reasons! {
     SizeTooLarge:
         "The size is larger than a volume can be.",
         "Lower the request with `trellis cancel`.";
+    SizeTooSmall:
+        "The size is smaller than the smallest filesystem of the kind that the class asks for.",
+        "Create the claim anew with a larger request, or with another class.";
     NotMounted:
         "The volume carries a filesystem that is not mounted, so the filesystem cannot grow now.",
         "Mount the claim with `trellis mount`: the filesystem grows as part of it.";
@@ -99,7 +102,7 @@ reasons! {
         "Run `trellis check POOL-DIR`, keep the files, and restore the copy from a backup.";
     ReplicaUnavailable:
         "A copy of the volume is on a node or pool that cannot be reached.",
-        "Bring the node or the pool back; the growth goes on by itself.";
+        "Bring the node or the pool back (is its disk mounted?); everything goes on by itself then.";
     DeviceGone:
         "The block device that carried the volume has vanished.",
         "Unmount the claim and mount it again.";

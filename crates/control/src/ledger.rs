@@ -32,11 +32,13 @@ struct Entry {
     stored: Bytes,
     /// What has been promised beyond that and is not stored yet.
     promised: Bytes,
+    /// What its volume will give it, as long as the replica itself is not stored.
+    expected: Bytes,
 }
 
 impl Entry {
     fn weight(&self) -> u64 {
-        self.stored.max(self.promised).get()
+        self.stored.max(self.promised).max(self.expected).get()
     }
 }
 
@@ -53,13 +55,30 @@ impl Ledger {
         }
     }
 
-    /// Takes in the reservation of a volume whose replica is not stored yet, under the name that the replica
-    /// will have. Without it a process that begins between the two would give the room away.
-    pub fn note_expected(&self, replica: &str, pool: &str, size: Bytes) {
+    /// Takes in the size of a volume whose replica may not be stored yet, under the name that the replica
+    /// will have: without it a process that begins between the two would give the room away. None when
+    /// the volume is gone. Answers who waits for room if any appeared.
+    pub fn note_volume(&self, replica: &str, pool: &str, size: Option<Bytes>) -> Vec<String> {
         let mut open = self.open();
-        let known = open.state.replicas.get(replica);
-        if known.is_none_or(|entry| entry.stored == Bytes::ZERO) {
-            open.promise(replica, pool, size);
+        let known = open.state.replicas.get(replica).cloned();
+        let stored = known.as_ref().map(|entry| entry.stored).unwrap_or_default();
+        match size {
+            Some(size) if stored == Bytes::ZERO => {
+                let promised = known.map(|entry| entry.promised).unwrap_or_default();
+                let entry = Entry {
+                    pool: pool.to_owned(),
+                    stored,
+                    promised,
+                    expected: size,
+                };
+                open.put(replica.to_owned(), entry);
+                Vec::new()
+            }
+            Some(_) => Vec::new(),
+            None => open.replace(replica, |entry| {
+                entry.promised = Bytes::ZERO;
+                entry.expected = Bytes::ZERO;
+            }),
         }
     }
 
@@ -83,6 +102,7 @@ impl Ledger {
                         pool,
                         stored,
                         promised,
+                        expected: Bytes::ZERO,
                     },
                 )
             }
@@ -120,10 +140,12 @@ impl Open<'_> {
         let known = self.state.replicas.get(replica);
         let stored = known.map(|entry| entry.stored).unwrap_or_default();
         let before = known.map(|entry| entry.promised).unwrap_or_default();
+        let expected = known.map(|entry| entry.expected).unwrap_or_default();
         let entry = Entry {
             pool: pool.to_owned(),
             stored,
             promised: before.max(size),
+            expected,
         };
         self.put(replica.to_owned(), entry);
         before
@@ -132,10 +154,15 @@ impl Open<'_> {
     /// What is on its way for `replica` is `size` now: because that was stored, or because a promise was
     /// not. A replica that is gone meanwhile stays gone. Answers who waits for room if any appeared.
     pub fn settle(&mut self, replica: &str, size: Bytes) -> Vec<String> {
+        self.replace(replica, |entry| entry.promised = size)
+    }
+
+    /// Changes an entry that exists; one that weighs nothing then is forgotten.
+    fn replace(&mut self, replica: &str, change: impl FnOnce(&mut Entry)) -> Vec<String> {
         let Some(mut entry) = self.state.replicas.get(replica).cloned() else {
             return Vec::new();
         };
-        entry.promised = size;
+        change(&mut entry);
         let freed = if entry.weight() == 0 {
             self.forget(replica) > 0
         } else {
@@ -271,10 +298,21 @@ mod tests {
     #[test]
     fn a_volume_reserves_until_its_replica_does() {
         let ledger = Ledger::default();
-        ledger.note_expected("a", "p", Bytes::gib(2));
-        assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::gib(2));
+        ledger.note_volume("a", "p", Some(Bytes::gib(3)));
+        assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::gib(3));
         ledger.note(None, Some(&replica("a", 2, None)));
-        ledger.note_expected("a", "p", Bytes::gib(5));
+        ledger.note_volume("a", "p", Some(Bytes::gib(5)));
         assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::gib(2));
+    }
+
+    // Fails if a volume that goes before it had a replica keeps its room for ever.
+    #[test]
+    fn a_volume_that_is_gone_reserves_nothing() {
+        let ledger = Ledger::default();
+        ledger.open().promise("a", "p", Bytes::gib(2));
+        ledger.note_volume("a", "p", Some(Bytes::gib(2)));
+        ledger.open().wait("v");
+        assert_eq!(ledger.note_volume("a", "p", None), ["v"]);
+        assert_eq!(ledger.open().reserved_beside("p", ""), Bytes::ZERO);
     }
 }

@@ -46,11 +46,13 @@ impl Recorder {
 }
 
 async fn store(client: Client, host: String, mut notes: mpsc::Receiver<Note>) {
-    let mut last: HashMap<(Option<String>, String, &'static str), (String, Instant)> = HashMap::new();
+    let mut last: HashMap<(Option<String>, String, &'static str), (String, Instant)> =
+        HashMap::new();
     while let Some(note) = notes.recv().await {
         let key = (note.uid.clone(), note.about.name.clone(), note.reason);
         let told = last.get(&key);
-        if told.is_some_and(|(message, at)| *message == note.message && at.elapsed() < EVENTS_LIVE) {
+        if told.is_some_and(|(message, at)| *message == note.message && at.elapsed() < EVENTS_LIVE)
+        {
             continue;
         }
         if last.len() >= REMEMBERED_MAX {

@@ -16,7 +16,6 @@ use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use trellis_api::Bytes;
 use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
 
 use crate::cache::{Cache, Changed};
@@ -243,13 +242,9 @@ impl World {
         else {
             return;
         };
-        if change.new.is_some() {
-            self.ledger
-                .note_expected(&replica, pool, volume.spec.capacity);
-        } else {
-            let woken = self.ledger.open().settle(&replica, Bytes::ZERO);
-            woken.iter().for_each(|key| self.push(key));
-        }
+        let size = change.new.as_ref().map(|_| volume.spec.capacity);
+        let woken = self.ledger.note_volume(&replica, pool, size);
+        woken.iter().for_each(|key| self.push(key));
     }
 
     /// A pool whose wish changed is measured again; one that only reports its own measurement is not.

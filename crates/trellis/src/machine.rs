@@ -13,6 +13,7 @@ use trellis_control::agent::machine::{
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
 use trellis_node::sys::loopdev;
 use trellis_node::{probe, volume};
+use uuid::Uuid;
 
 /// How many replicas are kept open: each takes a few file descriptors.
 const OPEN_REPLICAS_MAX: usize = 128;
@@ -40,18 +41,26 @@ impl ThisMachine {
         })
     }
 
-    /// Opens a pool once and keeps it, and with it the lock that keeps other processes away.
+    /// Opens a pool once and keeps it, and with it the lock that keeps other processes away. A pool whose path
+    /// has come to lead elsewhere, because a disk was mounted or unmounted there, is opened anew.
     fn with_pool<T>(
         &self,
         path: &Path,
+        id: Option<&str>,
         act: impl FnOnce(&Pool) -> Result<T, Hold>,
     ) -> Result<T, Hold> {
+        let expected = id.and_then(|id| id.parse::<Uuid>().ok());
         let pool = {
             let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-            match pools.get(path) {
+            let known = pools.get(path).filter(|pool| {
+                pool.is_current() && expected.is_none_or(|expected| pool.id() == expected)
+            });
+            match known {
                 Some(pool) => pool.clone(),
                 None => {
-                    let pool = Arc::new(Pool::open(path).map_err(store_hold)?);
+                    pools.remove(path);
+                    self.open_replicas().retain(|(of, _), _| of != path);
+                    let pool = Arc::new(Pool::open_known(path, expected).map_err(store_hold)?);
                     pools.insert(path.to_owned(), pool.clone());
                     pool
                 }
@@ -65,7 +74,7 @@ impl ThisMachine {
         let open = self.open_replicas().get(&key).cloned();
         let replica = match open {
             Some(replica) => replica,
-            None => self.with_pool(&place.pool, |pool| {
+            None => self.with_pool(&place.pool, place.pool_id.as_deref(), |pool| {
                 pool.open_replica(&place.name).map_err(store_hold)
             })?,
         };
@@ -214,10 +223,11 @@ fn found(replica: &Replica) -> Result<ReplicaFound, Hold> {
 }
 
 impl Machine for ThisMachine {
-    fn measure_pool(&self, path: &Path) -> Result<PoolMeasured, Hold> {
-        self.with_pool(path, |pool| {
+    fn measure_pool(&self, path: &Path, id: Option<&str>) -> Result<PoolMeasured, Hold> {
+        self.with_pool(path, id, |pool| {
             let capacity = pool.capacity().map_err(store_hold)?;
             Ok(PoolMeasured {
+                id: pool.id().to_string(),
                 total: capacity.total,
                 free: capacity.free,
                 allocated: capacity.used_by_replicas,
@@ -227,7 +237,7 @@ impl Machine for ThisMachine {
 
     fn make_replica(&self, place: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold> {
         let identity = identity(place)?;
-        let made = self.with_pool(&place.pool, |pool| {
+        let made = self.with_pool(&place.pool, place.pool_id.as_deref(), |pool| {
             pool.create(&place.name, identity, size, provisioning(place))
                 .map_err(store_hold)
         })?;
@@ -248,7 +258,7 @@ impl Machine for ThisMachine {
     fn remove_replica(&self, place: &ReplicaPlace) -> Result<(), Hold> {
         self.open_replicas()
             .remove(&(place.pool.clone(), place.name.clone()));
-        self.with_pool(&place.pool, |pool| {
+        self.with_pool(&place.pool, place.pool_id.as_deref(), |pool| {
             pool.remove(&place.name).map_err(store_hold)
         })
     }
@@ -259,6 +269,7 @@ impl Machine for ThisMachine {
                 kind: "empty".to_owned(),
                 size: None,
                 full: true,
+                of: size,
             }),
             Ok(probe::Content::Filesystem {
                 kind,
@@ -269,11 +280,13 @@ impl Machine for ThisMachine {
                 kind: kind.name().to_owned(),
                 size: Some(own),
                 full: own >= geometry.largest_fit(size),
+                of: size,
             }),
             Ok(foreign) => Some(Content {
                 kind: foreign.to_string(),
                 size: None,
                 full: true,
+                of: size,
             }),
             Err(error) => {
                 tracing::warn!(%error, backing = %backing.display(), "the content of a volume cannot be read");
@@ -368,13 +381,19 @@ fn sentence(error: &dyn std::error::Error) -> String {
 fn store_hold(error: trellis_engine::Error) -> Hold {
     use trellis_engine::Error;
     let reason = match &error {
-        Error::PoolNotDirectory { .. } | Error::PoolOwned { .. } | Error::PoolCrowded { .. } => {
-            HoldReason::PoolNotReady
-        }
+        Error::PoolNotDirectory { .. }
+        | Error::PoolOwned { .. }
+        | Error::PoolUnknown { .. }
+        | Error::PoolCrowded { .. } => HoldReason::PoolNotReady,
         Error::NoSpace { .. } => HoldReason::NoSpaceInPool,
         Error::SizeTooLarge { .. } | Error::FileTooLong { .. } => HoldReason::SizeTooLarge,
-        Error::ReplicaAbsent { .. } | Error::ReplicaForeign { .. } => HoldReason::ReplicaDamaged,
+        Error::ThickUnsupported { .. } => HoldReason::ClassInvalid,
+        // A copy that is not there is most often on a disk that is not mounted.
+        Error::ReplicaAbsent { .. } | Error::ReplicaRemoved { .. } => {
+            HoldReason::ReplicaUnavailable
+        }
         error if is_no_space(error) => HoldReason::NoSpaceInPool,
+        Error::Io { .. } => HoldReason::ReplicaUnavailable,
         _ => HoldReason::ReplicaDamaged,
     };
     Hold::new(reason, sentence(&error))

@@ -18,6 +18,9 @@ use crate::machine::ThisMachine;
 pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be heard")?;
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be heard")?;
+    // Whatever this process makes is for its user alone: the store holds secrets, and the private mounts
+    // show every volume.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let data = prepare(&global.data)?;
     // The store comes first: it is what a second service on the same directory fails at.
     let api = EmbeddedApi::open(&data.join("store.redb"))?;
@@ -26,8 +29,8 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     let address = listener
         .local_addr()
         .context("the listener has no address")?;
-    let node = up.node.clone().unwrap_or_else(host_name);
-    let controllers = start(&api, &data, &node).await?;
+    let node = node_name(up.node.as_deref(), &data)?;
+    let mut controllers = start(&api, &data, &node).await?;
     let path = data.join("kubeconfig");
     kubeconfig::write(
         &path,
@@ -39,15 +42,22 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         "trellis is up on node {node}; export KUBECONFIG={}",
         path.display()
     );
-    let stopped = async move {
+    let mut failed = false;
+    let stopped = async {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            // None of the controllers ends by itself: one that does has met a bug of ours.
+            _ = controllers.join_next() => failed = true,
         }
         // The agent stops where it is: whatever it leaves half done is found again at the next start.
-        drop(controllers);
+        controllers.abort_all();
     };
     listen::serve(listener, &pki, api, stopped).await;
+    anyhow::ensure!(
+        !failed,
+        "a controller has failed; this is a bug, and a restart goes on from where it was"
+    );
     Ok(())
 }
 
@@ -72,6 +82,28 @@ async fn start(
     let machine =
         ThisMachine::new(data).with_context(|| format!("{} cannot be used", data.display()))?;
     Ok(trellis_control::run::start(api.client(), node.to_owned(), Arc::new(machine)).await)
+}
+
+/// This node's name: what it was told, or what it was called the last time, or the host's name. Pools,
+/// replicas and attachments carry it, so it does not change with the host's name.
+fn node_name(told: Option<&str>, data: &Path) -> anyhow::Result<String> {
+    let memory = data.join("node");
+    let last = std::fs::read_to_string(&memory)
+        .ok()
+        .map(|text| text.trim().to_owned());
+    let last = last.filter(|name| !name.is_empty());
+    if let (Some(told), Some(last)) = (told, &last)
+        && told != last
+    {
+        bail!(
+            "this service has been node {last:?}, and its pools and volumes carry that name; start it without --node, \
+             or with --node {last}"
+        );
+    }
+    let name = told.map(str::to_owned).or(last).unwrap_or_else(host_name);
+    std::fs::write(&memory, &name)
+        .with_context(|| format!("{} cannot be written", memory.display()))?;
+    Ok(name)
 }
 
 /// Listens where it is told to. Told nothing, it takes the port of the last time, so that kubeconfigs

@@ -42,6 +42,7 @@ pub async fn run(
                 "metadata": { "name": format!("claim-{index}") },
                 "spec": {
                     "accessModes": ["ReadWriteOnce"],
+                    "volumeMode": "Block",
                     "resources": { "requests": { "storage": FIRST } },
                 },
             }))?;

@@ -32,6 +32,9 @@ pub const PROVISIONER: &str = "trellis.dev";
 pub const VOLUME_LABEL: &str = "trellis.dev/volume";
 /// The finalizer that keeps a Replica until its files are gone.
 pub const DATA_FINALIZER: &str = "trellis.dev/data";
+/// The finalizer that keeps a Volume, and with it the bytes of its replicas, until its claim is gone and
+/// nothing uses it.
+pub const VOLUME_FINALIZER: &str = "trellis.dev/volume";
 /// The finalizer that keeps an Attachment until its mounts and devices are gone.
 pub const ATTACHMENT_FINALIZER: &str = "trellis.dev/attachment";
 /// The class parameter that names the filesystem.

@@ -39,6 +39,10 @@ fn overcommit_default() -> u32 {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolStatus {
+    /// The identity that the directory was given at its first use. A directory without it is another one:
+    /// most likely its disk is not mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
     /// Measured sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<PoolCapacity>,

@@ -87,7 +87,11 @@ pub struct Content {
     /// The size that its superblock records, for a filesystem.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
-    /// It covers all that it can cover of the volume.
+    /// It covers all that it can cover of a volume of the size `of`.
     #[serde(default)]
     pub full: bool,
+    /// The size of the volume when this was found. What was found at another size says nothing about
+    /// the present one.
+    #[serde(default)]
+    pub of: Bytes,
 }

@@ -81,11 +81,15 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
         .map(|each| use_job(view, each, 0))
         .collect();
     let replica = view.replicas.iter().find(|each| each.spec.node == node);
-    let replica = replica.and_then(|each| replica_job(each, pool_of));
-    let staging = view.volume.as_ref().map(|volume| Stage {
+    let replica = replica.and_then(|each| replica_job(view, each, pool_of));
+    // Also for a volume that is gone from the store: what is left of it on this node must be found.
+    let staging = Some(Stage {
         volume: view.key.clone(),
         backing: PathBuf::new(),
-        filesystem: volume.spec.filesystem,
+        filesystem: view
+            .volume
+            .as_ref()
+            .and_then(|volume| volume.spec.filesystem),
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
     });
     let goal = goal(view, replica.as_ref());
@@ -135,12 +139,14 @@ fn ordered(mut uses: Vec<&Arc<Attachment>>) -> Vec<&Arc<Attachment>> {
 }
 
 fn replica_job(
+    view: &View,
     object: &Arc<Replica>,
     pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
 ) -> Option<ReplicaJob> {
     let pool = pool_of(&object.spec.pool)?;
     let place = ReplicaPlace {
         pool: PathBuf::from(&pool.spec.path),
+        pool_id: pool.status.as_ref().and_then(|status| status.id.clone()),
         name: object.name_any(),
         volume_id: object.spec.volume_id.clone(),
         replica_id: object.spec.replica_id.clone(),
@@ -151,7 +157,10 @@ fn replica_job(
         .as_ref()
         .and_then(|status| status.capacity)
         .is_some();
-    let fate = match (object.metadata.deletion_timestamp.is_some(), measured) {
+    // A replica goes with its volume, which goes only when its claim has. One that somebody deleted by hand
+    // while its volume stays is marked, and kept.
+    let goes = object.metadata.deletion_timestamp.is_some() && view.volume.is_none();
+    let fate = match (goes, measured) {
         (true, _) => Fate::Remove,
         (false, true) => Fate::Find,
         (false, false) => Fate::Make,
@@ -396,17 +405,25 @@ mod tests {
     // Fails if an empty copy is made in the place of one that was lost, or one is made that shall go.
     #[test]
     fn a_copy_is_made_only_before_it_was_ever_reported() {
-        let fate = |replica: Replica| {
+        let fate = |replica: Replica, has_volume: bool| {
             let mut view = view("ReadWriteOnce", "Bound", Vec::new());
             view.replicas = vec![Arc::new(replica)];
+            if !has_volume {
+                view.volume = None;
+            }
             job_of(&view).replica.expect("it is on this node").fate
         };
-        assert_eq!(fate(replica(2, None)), Fate::Make);
-        assert_eq!(fate(replica(2, Some(1))), Fate::Find);
-        for measured in [None, Some(1)] {
+        assert_eq!(fate(replica(2, None), true), Fate::Make);
+        assert_eq!(fate(replica(2, Some(1)), true), Fate::Find);
+        for (measured, kept) in [(None, Fate::Make), (Some(1), Fate::Find)] {
             let mut going = replica(2, measured);
             going.metadata.deletion_timestamp = Some(time(1));
-            assert_eq!(fate(going), Fate::Remove);
+            assert_eq!(
+                fate(going.clone(), false),
+                Fate::Remove,
+                "it goes with its volume"
+            );
+            assert_eq!(fate(going, true), kept, "somebody deleted it by hand");
         }
     }
 

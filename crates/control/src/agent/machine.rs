@@ -13,6 +13,8 @@ use trellis_api::{Bytes, Hold, Rung};
 pub struct ReplicaPlace {
     /// The pool's directory.
     pub pool: PathBuf,
+    /// The identity that the directory must have, once it is known.
+    pub pool_id: Option<String>,
     /// The replica's name.
     pub name: String,
     /// Identity of the volume.
@@ -46,8 +48,10 @@ pub struct Use {
 }
 
 /// A pool's sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolMeasured {
+    /// Its identity.
+    pub id: String,
     /// Size of its filesystem.
     pub total: Bytes,
     /// Free on it.
@@ -100,8 +104,9 @@ pub struct Provided {
 
 /// The machine.
 pub trait Machine: Send + Sync + 'static {
-    /// Opens the pool if it is not open yet, and measures it.
-    fn measure_pool(&self, pool: &Path) -> Result<PoolMeasured, Hold>;
+    /// Opens the pool if it is not open yet, and measures it. A directory of another identity than `id` is
+    /// refused.
+    fn measure_pool(&self, pool: &Path, id: Option<&str>) -> Result<PoolMeasured, Hold>;
 
     /// Makes a new replica, or finds the one that an earlier try has made.
     fn make_replica(&self, replica: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold>;

@@ -31,8 +31,9 @@ pub async fn run(agent: Arc<Agent>, queue: Queue) {
 
 async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>) -> Run {
     let (machine, path) = (agent.machine.clone(), pool.spec.path.clone());
-    let measured =
-        tokio::task::spawn_blocking(move || machine.measure_pool(Path::new(&path))).await;
+    let id = pool.status.as_ref().and_then(|status| status.id.clone());
+    let measure = move || machine.measure_pool(Path::new(&path), id.as_deref());
+    let measured = tokio::task::spawn_blocking(measure).await;
     let Ok(measured) = measured else {
         return Run::Failed;
     };
@@ -66,7 +67,13 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>) -> Run {
             (old.capacity.clone(), says)
         }
     };
+    let id = measured
+        .as_ref()
+        .ok()
+        .map(|sizes| sizes.id.clone())
+        .or_else(|| old.id.clone());
     let new = PoolStatus {
+        id,
         capacity,
         conditions: renew(&old.conditions, &[says], &now),
     };
@@ -76,7 +83,7 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>) -> Run {
             .as_ref()
             .map(|each| (each.total, each.free, each.allocated))
     };
-    if sizes(&old) != sizes(&new) || old.conditions != new.conditions {
+    if sizes(&old) != sizes(&new) || old.conditions != new.conditions || old.id != new.id {
         let place = Place::named(Object::Pool, pool.name_any());
         let write = Write::PatchStatus(place, serde_json::json!({ "status": new }));
         if matches!(

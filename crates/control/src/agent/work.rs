@@ -86,7 +86,11 @@ fn known_stage(job: &Job) -> Option<Stage> {
 fn end_uses(machine: &dyn Machine, job: &Job, outcome: &mut Outcome) {
     let Some(stage) = known_stage(job) else {
         for ending in &job.endings {
-            let attached = ending.object.status.as_ref().and_then(|status| status.volume.as_deref());
+            let attached = ending
+                .object
+                .status
+                .as_ref()
+                .and_then(|status| status.volume.as_deref());
             match attached {
                 // Nothing was ever brought into use.
                 None => outcome.ended.push(ending.object.clone()),
@@ -242,8 +246,8 @@ fn idle_content(
     let status = replica.object.status.as_ref();
     let known = status.and_then(|status| status.content.clone());
     let size = outcome.ladder.first().map_or(found.size, |rung| rung.size);
-    let same = status.and_then(|status| status.capacity) == Some(size) && outcome.ended.is_empty();
-    if same && known.is_some() {
+    let same = known.as_ref().is_some_and(|content| content.of == size) && outcome.ended.is_empty();
+    if same {
         known
     } else {
         machine.content(&found.data, size)

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 use trellis_api::kinds::conditions::{Says, renew};
-use trellis_api::kinds::{Volume, VolumePhase, VolumeStatus};
+use trellis_api::kinds::{Replica, Volume, VolumePhase, VolumeStatus};
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
@@ -226,7 +226,7 @@ fn refuse(
         writes.push(volume_status(volume, change));
     }
     let note = Note::held(claim, "VolumeResizeFailed", &hold);
-    let waits_for_room = hold.reason == HoldReason::NoSpaceInPool;
+    let waits_for_room = hold.reason != HoldReason::SizeTooLarge;
     Plan {
         writes,
         notes: vec![note],
@@ -243,7 +243,10 @@ fn settle(
     served: Bytes,
     now: &MicroTime,
 ) -> Plan {
-    let mut plan = Plan::default();
+    let mut plan = Plan {
+        writes: missing_goals(view, volume),
+        ..Plan::default()
+    };
     let goal = volume.spec.capacity;
     let persistent = view.persistent_volume.as_ref();
     let persistent_size = persistent.and_then(|each| {
@@ -318,6 +321,10 @@ fn idle(
     now: &MicroTime,
     plan: &mut Plan,
 ) -> Option<Hold> {
+    if !content_is_known(view, served) {
+        // The node is about to look; a size is not reported before.
+        return None;
+    }
     let behind = view.replicas.iter().find_map(|replica| {
         let content = replica.status.as_ref()?.content.as_ref()?;
         let size = content.size?;
@@ -362,6 +369,38 @@ fn idle(
         plan.step = None;
     }
     hold
+}
+
+/// Goals that differ from the volume's, because a crash or a refused write came between them.
+fn missing_goals(view: &View, volume: &Volume) -> Vec<Write> {
+    let goal = volume.spec.capacity;
+    let body = || json!({ "spec": { "capacity": goal } });
+    let target = view.target.iter().filter(|each| each.spec.capacity != goal);
+    let target =
+        target.map(|each| Write::Patch(Place::named(Object::Target, each.name_any()), body()));
+    let replicas = view
+        .replicas
+        .iter()
+        .filter(|each| each.spec.capacity != goal);
+    let replicas =
+        replicas.map(|each| Write::Patch(Place::named(Object::Replica, each.name_any()), body()));
+    target.chain(replicas).collect()
+}
+
+/// Whether it is known what the bytes of an idle volume are, at the size that it has now.
+fn content_is_known(view: &View, served: Bytes) -> bool {
+    let expected = view
+        .volume
+        .as_ref()
+        .is_some_and(|volume| volume.spec.filesystem.is_some());
+    let known = |replica: &Replica| {
+        let content = replica
+            .status
+            .as_ref()
+            .and_then(|status| status.content.as_ref());
+        content.is_some_and(|content| content.of == served)
+    };
+    !expected || view.replicas.iter().all(|replica| known(replica))
 }
 
 /// What keeps the rungs on the nodes, lowest first.

@@ -192,3 +192,201 @@ fn finished_at(view: &View, now: &MicroTime) -> MicroTime {
         .filter_map(|status| Some(status.raised.as_ref()?.at.clone()));
     raised.max().unwrap_or_else(|| now.clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::jiff::Timestamp;
+    use serde_json::{Value, json};
+    use trellis_api::Rung;
+
+    fn at(second: i64) -> MicroTime {
+        MicroTime(Timestamp::from_second(second).expect("a valid time"))
+    }
+
+    fn claim(reported: &str, status: Value) -> PersistentVolumeClaim {
+        let mut claim = json!({
+            "metadata": { "name": "c" },
+            "spec": { "resources": { "requests": { "storage": "2Gi" } } },
+            "status": { "phase": "Bound", "capacity": { "storage": reported } },
+        });
+        for (field, value) in status.as_object().expect("fields") {
+            claim["status"][field] = value.clone();
+        }
+        serde_json::from_value(claim).expect("a claim")
+    }
+
+    /// A claim that asked at second 5 for a size that could not be given.
+    fn refused(size: &str) -> PersistentVolumeClaim {
+        claim(
+            "1Gi",
+            json!({
+                "allocatedResources": { "storage": size },
+                "allocatedResourceStatuses": { "storage": "ControllerResizeInfeasible" },
+                "conditions": [{
+                    "type": "ControllerResizeError", "status": "True",
+                    "lastTransitionTime": "1970-01-01T00:00:05Z",
+                }],
+            }),
+        )
+    }
+
+    /// A volume of which someone wanted two gibibytes at second 10.
+    fn growing(records: Vec<GrowthRecord>) -> Volume {
+        let volume = json!({
+            "apiVersion": "trellis.dev/v1alpha1", "kind": "Volume", "metadata": { "name": "v" },
+            "spec": {
+                "capacity": "2Gi", "class": "s", "replicas": 1,
+                "claim": { "namespace": "d", "name": "c", "uid": "u" },
+                "growth": { "by": "someone", "at": at(10), "from": "1Gi" },
+            },
+            "status": { "growths": records },
+        });
+        serde_json::from_value(volume).expect("a volume")
+    }
+
+    fn view(filesystem: &str) -> View {
+        let rung = |rung: Rung, size: &str, second, micros: u64| {
+            json!({
+                "rung": rung, "size": size, "observedAt": at(second),
+                "raised": { "from": "1Gi", "to": size, "at": at(second), "tookMicros": micros },
+            })
+        };
+        let attachment = json!({
+            "apiVersion": "trellis.dev/v1alpha1", "kind": "Attachment",
+            "metadata": { "name": "a", "namespace": "d" },
+            "spec": { "claimName": "c", "node": "n", "path": "/mnt" },
+            "status": { "rungs": [
+                rung(Rung::Device, "2Gi", 11, 3),
+                rung(Rung::Filesystem, filesystem, 12, 4),
+            ]},
+        });
+        let attachment = serde_json::from_value(attachment).expect("an attachment");
+        View {
+            attachments: vec![std::sync::Arc::new(attachment)],
+            ..View::default()
+        }
+    }
+
+    // Fails if a growth that is over is not recorded, or recorded at every look.
+    #[test]
+    fn a_growth_succeeds_once() {
+        let (claim, view) = (claim("2Gi", json!({})), view("2Gi"));
+        let records = succeeded(&view, &claim, &growing(Vec::new()), &at(20));
+        assert_eq!(records.len(), 1);
+        let record = &records[0];
+        assert_eq!(record.result, GrowthResult::Succeeded);
+        assert_eq!(
+            (record.by.as_str(), record.from, record.to),
+            ("someone", Bytes::gib(1), Bytes::gib(2))
+        );
+        assert_eq!(
+            (&record.requested_at, &record.finished_at),
+            (&at(10), &at(12))
+        );
+        let micros: Vec<u64> = record.rungs.iter().map(|each| each.micros).collect();
+        assert_eq!(micros, [3, 4]);
+        let again = succeeded(&view, &claim, &growing(records.clone()), &at(30));
+        assert_eq!(again, records);
+    }
+
+    // Fails if success is recorded before the claim and all rungs are where they should be.
+    #[test]
+    fn a_growth_has_not_succeeded_before_every_rung_is_there() {
+        let volume = growing(Vec::new());
+        let done = claim("2Gi", json!({}));
+        assert_eq!(succeeded(&view("1Gi"), &done, &volume, &at(20)), []);
+        let behind = claim("1Gi", json!({}));
+        assert_eq!(succeeded(&view("2Gi"), &behind, &volume, &at(20)), []);
+        let pending = json!({ "allocatedResourceStatuses": { "storage": "NodeResizePending" } });
+        let pending = claim("2Gi", pending);
+        assert_eq!(succeeded(&view("2Gi"), &pending, &volume, &at(20)), []);
+    }
+
+    // Fails if a growth that a new request ends gets the wrong word, none, or two.
+    #[test]
+    fn a_growth_under_way_is_replaced_by_more_and_cancelled_by_less() {
+        let claim = claim("1Gi", json!({}));
+        for (goal, result) in [
+            (Bytes::gib(3), GrowthResult::Replaced),
+            (Bytes::gib(1), GrowthResult::Cancelled),
+        ] {
+            let records = before_change(&claim, &growing(Vec::new()), goal, &at(20));
+            assert_eq!(records.len(), 1);
+            assert_eq!(records[0].result, result);
+            assert_eq!(records[0].to, Bytes::gib(2));
+            let again = before_change(&claim, &growing(records.clone()), goal, &at(30));
+            assert_eq!(again, records);
+        }
+    }
+
+    // Fails if a growth that was finished before the next request counts as replaced.
+    #[test]
+    fn a_finished_growth_is_not_ended_again() {
+        let claim = claim("2Gi", json!({}));
+        let volume = growing(Vec::new());
+        assert_eq!(before_change(&claim, &volume, Bytes::gib(3), &at(20)), []);
+    }
+
+    // Fails if a request that never had room vanishes from the history, or is told at every look.
+    #[test]
+    fn a_request_that_never_had_room_is_cancelled_once() {
+        let mut volume = growing(Vec::new());
+        volume.spec.growth = None;
+        let claim = refused("9Gi");
+        let records = succeeded(&View::default(), &claim, &volume, &at(20));
+        assert_eq!(records.len(), 1);
+        assert_eq!(records[0].result, GrowthResult::Cancelled);
+        assert_eq!(
+            (&records[0].requested_at, records[0].to),
+            (&at(5), Bytes::gib(9))
+        );
+        let mut known = growing(records.clone());
+        known.spec.growth = None;
+        let again = succeeded(&View::default(), &claim, &known, &at(30));
+        assert_eq!(again, records);
+        let given = succeeded(&View::default(), &refused("2Gi"), &volume, &at(20));
+        assert_eq!(given, [], "what was refused is what there is now");
+    }
+
+    // Fails if the history grows without end, or loses the newest instead of the oldest.
+    #[test]
+    fn the_oldest_records_give_way() {
+        let record = |second| GrowthRecord {
+            by: String::new(),
+            requested_at: at(second),
+            finished_at: at(second),
+            from: Bytes::ZERO,
+            to: Bytes::ZERO,
+            result: GrowthResult::Succeeded,
+            rungs: Vec::new(),
+        };
+        let full: Vec<GrowthRecord> = (0..).map(record).take(GROWTH_RECORDS_MAX).collect();
+        let records = appended(full, record(100));
+        assert_eq!(records.len(), GROWTH_RECORDS_MAX);
+        assert_eq!(records[0].requested_at, at(1));
+        assert_eq!(
+            records.last().map(|each| &each.requested_at),
+            Some(&at(100))
+        );
+    }
+
+    // Fails if a growth is ascribed to whoever wrote the claim last, for whatever reason.
+    #[test]
+    fn the_requester_is_who_last_set_the_size() {
+        let size = json!({ "f:spec": { "f:resources": { "f:requests": { "f:storage": {} } } } });
+        let entry = |manager: &str, second, fields: &Value| {
+            json!({ "manager": manager, "time": k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(second).0),
+                "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields })
+        };
+        let mut claim = claim("1Gi", json!({}));
+        assert_eq!(requester(&claim), "unknown");
+        let entries = json!([
+            entry("first", 1, &size),
+            entry("second", 2, &size),
+            entry("labels", 3, &json!({ "f:metadata": {} })),
+        ]);
+        claim.metadata.managed_fields = serde_json::from_value(entries).ok();
+        assert_eq!(requester(&claim), "second");
+    }
+}

@@ -6,8 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 use trellis_api::kinds::{
-    ClaimRef, DATA_FINALIZER, PROVISIONER, Replica, ReplicaSpec, Target, TargetSpec, VOLUME_LABEL,
-    Volume, VolumeSpec,
+    ClaimRef, DATA_FINALIZER, PROVISIONER, Replica, ReplicaSpec, Target, TargetSpec,
+    VOLUME_FINALIZER, VOLUME_LABEL, Volume, VolumeSpec,
 };
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
@@ -81,6 +81,7 @@ pub fn begin(
         };
     }
     let placed = goal(status::requested(claim).unwrap_or_default()).and_then(|size| {
+        require_filesystem_fits(claim, &read, size)?;
         rooms
             .place(&read.pools, &replica_name(&view.key), size, read.thick)
             .map(|place| (size, place))
@@ -88,13 +89,39 @@ pub fn begin(
     match placed {
         Ok((size, (pool, node))) => make_volume(view, claim, &read, size, &pool, &node),
         Err(hold) => {
-            let waits_for_room = hold.reason != HoldReason::SizeTooLarge;
+            let by_size = [HoldReason::SizeTooLarge, HoldReason::SizeTooSmall];
+            let waits_for_room = !by_size.contains(&hold.reason);
             Plan {
                 waits_for_room,
                 ..failed(claim, &hold, now)
             }
         }
     }
+}
+
+/// A claim that is too small for its filesystem is told so now, not when it is first mounted.
+fn require_filesystem_fits(
+    claim: &PersistentVolumeClaim,
+    class: &Class,
+    size: Bytes,
+) -> Result<(), Hold> {
+    let kind = class.filesystem;
+    if is_block(claim) || size >= kind.size_min() {
+        return Ok(());
+    }
+    let message = format!(
+        "{size} is asked for, and the smallest {kind} has {}.",
+        kind.size_min()
+    );
+    Err(Hold::new(HoldReason::SizeTooSmall, message))
+}
+
+fn is_block(claim: &PersistentVolumeClaim) -> bool {
+    let mode = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_mode.as_deref());
+    mode == Some("Block")
 }
 
 /// The volume comes first and alone: it owns what comes after it. The promise on the pool stands from
@@ -107,11 +134,6 @@ fn make_volume(
     pool: &str,
     node: &str,
 ) -> Plan {
-    let is_block = claim
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.volume_mode.as_deref())
-        == Some("Block");
     let spec = VolumeSpec {
         capacity: size,
         claim: claim_ref(claim),
@@ -122,13 +144,14 @@ fn make_volume(
             .unwrap_or_default(),
         replicas: class.replicas,
         thick: class.thick,
-        filesystem: (!is_block).then_some(class.filesystem),
+        filesystem: (!is_block(claim)).then_some(class.filesystem),
         growth: None,
     };
     let mut volume = Volume::new(&view.key, spec);
     let chosen = [(POOL_ANNOTATION, pool), (NODE_ANNOTATION, node)];
     let chosen = chosen.map(|(name, value)| (name.to_owned(), value.to_owned()));
     volume.metadata.annotations = Some(chosen.into());
+    volume.metadata.finalizers = Some(vec![VOLUME_FINALIZER.to_owned()]);
     let message = format!(
         "provisioning {size} for claim \"{}/{}\" on pool {pool:?}",
         claim.namespace().unwrap_or_default(),
@@ -242,6 +265,15 @@ fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
         ));
     }
     if view.replicas.is_empty() {
+        // A volume that was once served had its copy. Another, empty one in its place would be a loss that
+        // looks like a volume.
+        if volume
+            .status
+            .as_ref()
+            .is_some_and(|status| status.capacity.is_some())
+        {
+            return Some(lost(view, volume));
+        }
         let name = replica_name(&view.key);
         let identity = volume.uid().unwrap_or_default();
         let spec = ReplicaSpec {
@@ -270,6 +302,29 @@ fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
         step,
         ..Plan::default()
     })
+}
+
+/// The copy of a volume that was in service is not stored any more.
+fn lost(view: &View, volume: &Volume) -> Plan {
+    let message = format!(
+        "The only replica of volume {} is gone from the store.",
+        view.key
+    );
+    let hold = Hold::new(HoldReason::ReplicaDamaged, message);
+    if volume
+        .status
+        .as_ref()
+        .and_then(|status| status.hold.as_ref())
+        == Some(&hold)
+    {
+        return Plan::default();
+    }
+    let place = Place::named(Object::Volume, &view.key);
+    let write = Write::PatchStatus(place, json!({ "status": { "hold": hold } }));
+    Plan {
+        writes: vec![write],
+        ..Plan::default()
+    }
 }
 
 fn persistent_volume(

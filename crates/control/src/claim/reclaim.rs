@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 use serde_json::json;
-use trellis_api::kinds::PROVISIONER;
+use trellis_api::kinds::{PROVISIONER, VOLUME_FINALIZER, Volume};
 use trellis_api::{Hold, HoldReason};
 
 use super::plan::{Note, Plan, claim_place};
@@ -80,11 +80,8 @@ pub fn reclaim(view: &View) -> Plan {
         return keep(view, claimed);
     }
     let place = Place::named(Object::PersistentVolume, &view.key);
-    if view.volume.is_some() {
-        return Plan {
-            writes: vec![Write::Delete(Place::named(Object::Volume, &view.key))],
-            ..Plan::default()
-        };
+    if let Some(volume) = &view.volume {
+        return let_go(view, volume);
     }
     if !view.replicas.is_empty() {
         return Plan::default();
@@ -98,22 +95,48 @@ pub fn reclaim(view: &View) -> Plan {
     unprotect(view)
 }
 
-/// A volume whose claim vanished before the two were bound.
+/// A volume without claim and persistent volume.
 fn orphan(view: &View) -> Plan {
     let Some(volume) = &view.volume else {
         return Plan::default();
     };
-    // A kept volume whose persistent volume was removed by hand stays: that is what Retain means.
+    // A kept volume whose persistent volume was removed by hand stays: that is what Retain means. It goes
+    // when somebody deletes it as well. One that was never bound is nobody's.
     let was_bound = volume
         .status
         .as_ref()
         .is_some_and(|status| status.capacity.is_some());
-    let deleting = volume.metadata.deletion_timestamp.is_some();
-    if was_bound || deleting {
+    let is_deleting = volume.metadata.deletion_timestamp.is_some();
+    if was_bound && !is_deleting {
         return Plan::default();
     }
+    let_go(view, volume)
+}
+
+/// Deletes a volume, and with it the bytes of its replicas. This is the only place that lifts the volume's
+/// finalizer: whoever else deletes a volume only marks it, and its bytes stay as long as it has a claim or a
+/// use.
+fn let_go(view: &View, volume: &Volume) -> Plan {
+    if !view.attachments.is_empty() {
+        return Plan::default();
+    }
+    let place = Place::named(Object::Volume, &view.key);
+    let write = if volume.metadata.deletion_timestamp.is_none() {
+        Write::Delete(place)
+    } else {
+        let kept: Vec<&String> = volume
+            .finalizers()
+            .iter()
+            .filter(|each| *each != VOLUME_FINALIZER)
+            .collect();
+        let body = json!({ "metadata": {
+            "finalizers": kept,
+            "resourceVersion": volume.metadata.resource_version,
+        }});
+        Write::Patch(place, body)
+    };
     Plan {
-        writes: vec![Write::Delete(Place::named(Object::Volume, &view.key))],
+        writes: vec![write],
         ..Plan::default()
     }
 }
@@ -159,5 +182,166 @@ fn unprotect(view: &View) -> Plan {
     Plan {
         writes: vec![Write::Patch(place, body)],
         ..Plan::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+    use std::sync::Arc;
+
+    fn persistent(policy: &str, claimed: bool) -> Value {
+        json!({
+            "metadata": {
+                "name": "v", "resourceVersion": "3",
+                "finalizers": [VOLUME_PROTECTION, "example.com/other"],
+            },
+            "spec": {
+                "persistentVolumeReclaimPolicy": policy,
+                "claimRef": claimed.then(|| json!({ "name": "c", "uid": "u" })),
+                "csi": { "driver": PROVISIONER, "volumeHandle": "v" },
+            },
+            "status": { "phase": "Bound" },
+        })
+    }
+
+    fn volume(capacity: Option<&str>) -> Value {
+        json!({
+            "apiVersion": "trellis.dev/v1alpha1", "kind": "Volume", "metadata": { "name": "v" },
+            "spec": {
+                "capacity": "1Gi", "class": "s", "replicas": 1,
+                "claim": { "namespace": "d", "name": "c", "uid": "u" },
+            },
+            "status": { "capacity": capacity },
+        })
+    }
+
+    fn replica() -> Value {
+        json!({
+            "apiVersion": "trellis.dev/v1alpha1", "kind": "Replica", "metadata": { "name": "v-0" },
+            "spec": {
+                "volume": "v", "volumeId": "", "replicaId": "", "pool": "p", "node": "n",
+                "capacity": "1Gi",
+            },
+        })
+    }
+
+    fn claim() -> Value {
+        json!({ "metadata": {
+            "name": "c", "namespace": "d", "resourceVersion": "5",
+            "deletionTimestamp": "2024-01-01T00:00:00Z",
+            "finalizers": [CLAIM_PROTECTION, "example.com/other"],
+        }})
+    }
+
+    fn attachment() -> Value {
+        json!({
+            "apiVersion": "trellis.dev/v1alpha1", "kind": "Attachment",
+            "metadata": { "name": "a", "namespace": "d" },
+            "spec": { "claimName": "c", "node": "n", "path": "/mnt" },
+        })
+    }
+
+    fn object<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {
+        Arc::new(serde_json::from_value(value).expect("an object of its kind"))
+    }
+
+    fn view(persistent: Option<Value>, volume: Option<Value>, replicas: Vec<Value>) -> View {
+        View {
+            key: "v".to_owned(),
+            persistent_volume: persistent.map(object),
+            volume: volume.map(object),
+            replicas: replicas.into_iter().map(object).collect(),
+            ..View::default()
+        }
+    }
+
+    fn deleting(mut object: Value) -> Value {
+        object["metadata"]["deletionTimestamp"] = json!("2024-01-01T00:00:00Z");
+        object
+    }
+
+    // Fails if a claim goes while something uses it, or takes finalizers along that are not ours.
+    #[test]
+    fn a_claim_goes_when_its_last_use_has_ended() {
+        let mut view = view(None, None, Vec::new());
+        view.claim = Some(object(claim()));
+        view.attachments = vec![object(attachment())];
+        let claim = view.claim.clone().expect("there is one");
+        let waits = release_claim(&view, &claim);
+        assert_eq!(waits.writes, []);
+        assert_eq!(waits.notes.len(), 1);
+        assert!(waits.notes[0].message.contains("/mnt"));
+        view.attachments.clear();
+        let body = json!({ "metadata": {
+            "finalizers": ["example.com/other"], "resourceVersion": "5",
+        }});
+        let plan = release_claim(&view, &claim);
+        assert_eq!(plan.writes, [Write::Patch(claim_place(&claim), body)]);
+    }
+
+    // Fails if the order of deletion changes: the bytes first, the persistent volume when they are gone.
+    #[test]
+    fn delete_takes_the_volume_then_its_copies_then_the_persistent_volume() {
+        let of = |persistent, volume, replicas| reclaim(&view(Some(persistent), volume, replicas));
+        let delete = |object| [Write::Delete(Place::named(object, "v"))];
+        let there = persistent("Delete", true);
+        let plan = of(there.clone(), Some(volume(Some("1Gi"))), vec![replica()]);
+        assert_eq!(plan.writes, delete(Object::Volume));
+        assert_eq!(of(there.clone(), None, vec![replica()]).writes, []);
+        let plan = of(there.clone(), None, Vec::new());
+        assert_eq!(plan.writes, delete(Object::PersistentVolume));
+        let body = json!({ "metadata": {
+            "finalizers": ["example.com/other"], "resourceVersion": "3",
+        }});
+        let place = Place::named(Object::PersistentVolume, "v");
+        let plan = of(deleting(there), None, Vec::new());
+        assert_eq!(plan.writes, [Write::Patch(place, body)]);
+    }
+
+    // Fails if Retain deletes anything, or says so more than once.
+    #[test]
+    fn retain_keeps_the_volume_and_releases_the_persistent_volume() {
+        let place = Place::named(Object::PersistentVolume, "v");
+        let body = json!({ "status": { "phase": "Released" } });
+        let mut kept = persistent("Retain", true);
+        let plan = reclaim(&view(
+            Some(kept.clone()),
+            Some(volume(Some("1Gi"))),
+            vec![replica()],
+        ));
+        assert_eq!(plan.writes, [Write::PatchStatus(place, body)]);
+        kept["status"]["phase"] = json!("Released");
+        let plan = reclaim(&view(
+            Some(kept.clone()),
+            Some(volume(Some("1Gi"))),
+            vec![replica()],
+        ));
+        assert_eq!(plan.writes, []);
+        let plan = reclaim(&view(None, Some(volume(Some("1Gi"))), vec![replica()]));
+        assert_eq!(plan.writes, [], "the persistent volume was removed by hand");
+    }
+
+    // Fails if a volume that somebody prepared, or that is not ours, is deleted.
+    #[test]
+    fn what_was_never_claimed_or_is_not_ours_stays() {
+        let prepared = persistent("Delete", false);
+        let place = Place::named(Object::PersistentVolume, "v");
+        let body = json!({ "status": { "phase": "Available" } });
+        let plan = reclaim(&view(Some(prepared), Some(volume(Some("1Gi"))), Vec::new()));
+        assert_eq!(plan.writes, [Write::PatchStatus(place, body)]);
+        let mut foreign = persistent("Delete", true);
+        foreign["spec"]["csi"]["driver"] = json!("other");
+        assert_eq!(reclaim(&view(Some(foreign), None, Vec::new())).writes, []);
+    }
+
+    // Fails if a volume is left behind whose claim vanished before the two were bound.
+    #[test]
+    fn a_volume_that_was_never_bound_goes_with_its_claim() {
+        let plan = reclaim(&view(None, Some(volume(None)), Vec::new()));
+        let place = Place::named(Object::Volume, "v");
+        assert_eq!(plan.writes, [Write::Delete(place)]);
+        assert_eq!(reclaim(&view(None, None, Vec::new())).writes, []);
     }
 }

@@ -74,7 +74,7 @@ fn settle_promises(ledger: &mut Open<'_>, decided: &Decided, written: &[Written]
             Write::PatchStatus(..) | Write::Delete(_) => false,
         };
         let carrier = plan.writes.iter().zip(written);
-        let carrier = carrier.filter(|(write, _)| carries(write)).last();
+        let carrier = carrier.filter(|(write, _)| carries(write)).next_back();
         let size = match carrier {
             // The volume exists already, and its own event tells what it reserves.
             Some((Write::Create(..), Written::Outdated)) | Some((_, Written::Stored)) => {

@@ -256,3 +256,130 @@ fn condition(
         last_transition_time: since.or(Some(Time(now.0))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::jiff::Timestamp;
+    use trellis_api::HoldReason;
+
+    fn at(second: i64) -> MicroTime {
+        MicroTime(Timestamp::from_second(second).expect("a valid time"))
+    }
+
+    fn hold(message: &str) -> Hold {
+        Hold::new(HoldReason::NoSpaceInPool, message)
+    }
+
+    fn claim() -> PersistentVolumeClaim {
+        let claim = json!({
+            "metadata": { "name": "c", "namespace": "d", "resourceVersion": "7" },
+            "spec": { "resources": { "requests": { "storage": "2Gi" } } },
+            "status": { "phase": "Bound", "capacity": { "storage": "1Gi" }, "conditions": [
+                { "type": "Foreign", "status": "True", "lastProbeTime": null },
+            ]},
+        });
+        serde_json::from_value(claim).expect("a claim")
+    }
+
+    /// The claim after a status patch; no field of ours is patched deeper than these.
+    fn patched(claim: &PersistentVolumeClaim, body: &Value) -> PersistentVolumeClaim {
+        let mut value = json!(claim);
+        for (field, new) in body["status"].as_object().expect("a status") {
+            value["status"][field] = new.clone();
+        }
+        serde_json::from_value(value).expect("a claim")
+    }
+
+    fn types(claim: &PersistentVolumeClaim) -> Vec<String> {
+        let conditions = claim
+            .status
+            .as_ref()
+            .and_then(|each| each.conditions.as_ref());
+        let conditions = conditions.into_iter().flatten();
+        conditions.map(|each| each.type_.clone()).collect()
+    }
+
+    // Fails if a patch that says what is said already is sent again, for ever.
+    #[test]
+    fn the_same_words_are_no_change_whenever_they_are_said() {
+        let bodies: [&dyn Fn(&PersistentVolumeClaim, i64) -> Value; 6] = [
+            &|claim, second| growing(claim, Bytes::gib(2), &at(second)),
+            &|claim, second| infeasible(claim, Bytes::gib(2), &hold("no"), &at(second)),
+            &|claim, second| filesystem_pending(claim, Bytes::gib(2), &hold("no"), &at(second)),
+            &|claim, second| node_held(claim, Bytes::gib(2), &hold("no"), &at(second)),
+            &|claim, second| held(claim, &hold("no"), &at(second)),
+            &|claim, _| finished(claim, Bytes::gib(2)),
+        ];
+        for (index, body) in bodies.iter().enumerate() {
+            let first = body(&claim(), 1);
+            assert!(changes(&claim(), &first), "body {index}");
+            let after = patched(&claim(), &first);
+            assert!(!changes(&after, &body(&after, 2)), "body {index}");
+        }
+    }
+
+    // Fails if a hold whose words changed is not told anew.
+    #[test]
+    fn other_words_are_a_change() {
+        let first = infeasible(&claim(), Bytes::gib(2), &hold("4Gi is free"), &at(1));
+        let after = patched(&claim(), &first);
+        let again = infeasible(&after, Bytes::gib(2), &hold("3Gi is free"), &at(2));
+        assert!(changes(&after, &again));
+        let larger = infeasible(&after, Bytes::gib(3), &hold("4Gi is free"), &at(2));
+        assert!(changes(&after, &larger));
+    }
+
+    // Fails if the time of a condition moves although it was true all along.
+    #[test]
+    fn a_condition_keeps_the_time_since_which_it_is_true() {
+        let first = infeasible(&claim(), Bytes::gib(2), &hold("a"), &at(1));
+        let after = patched(&claim(), &first);
+        let again = patched(
+            &after,
+            &infeasible(&after, Bytes::gib(3), &hold("b"), &at(9)),
+        );
+        assert_eq!(refused_since(&again), Some(Time(at(1).0)));
+    }
+
+    // Fails if success leaves a condition of a resize behind, or takes one away that is not ours.
+    #[test]
+    fn success_removes_our_conditions_and_no_others() {
+        let first = infeasible(&claim(), Bytes::gib(2), &hold("a"), &at(1));
+        let refused = patched(&claim(), &first);
+        assert_eq!(
+            types(&refused),
+            ["Foreign", "Resizing", "ControllerResizeError"]
+        );
+        assert_eq!(progress(&refused), Some("ControllerResizeInfeasible"));
+        let done = patched(&refused, &finished(&refused, Bytes::gib(2)));
+        assert_eq!(types(&done), ["Foreign"]);
+        assert_eq!(progress(&done), None);
+        assert_eq!(reported(&done), Some(Bytes::gib(2)));
+        assert_eq!(allocated(&done), Some(Bytes::gib(2)));
+    }
+
+    // Fails if a claim that was held and then bound still says that it is held.
+    #[test]
+    fn a_binding_ends_the_hold() {
+        let waiting = patched(&claim(), &held(&claim(), &hold("a"), &at(1)));
+        assert_eq!(types(&waiting), ["Foreign", HELD]);
+        let after = patched(&waiting, &bound(&waiting, Bytes::gib(2)));
+        assert_eq!(types(&after), ["Foreign"]);
+    }
+
+    // Fails if a size is reported while it is only being made.
+    #[test]
+    fn only_success_reports_a_size() {
+        let growing = patched(&claim(), &growing(&claim(), Bytes::gib(2), &at(1)));
+        assert_eq!(reported(&growing), Some(Bytes::gib(1)));
+        assert_eq!(allocated(&growing), Some(Bytes::gib(2)));
+    }
+
+    // Fails if a plan from an outdated claim could be stored.
+    #[test]
+    fn a_pinned_patch_names_the_version_that_was_seen() {
+        let body = pinned(&claim(), finished(&claim(), Bytes::gib(2)));
+        assert_eq!(body["metadata"]["resourceVersion"], "7");
+    }
+}

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
+use serde_json::json;
 use trellis_api::kinds::Content;
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
@@ -114,7 +115,7 @@ fn stage_found(copy: &Copy, stage: &Stage) -> Result<StageFound, Hold> {
 }
 
 impl Machine for Model {
-    fn measure_pool(&self, _: &Path) -> Result<PoolMeasured, Hold> {
+    fn measure_pool(&self, _: &Path, _: Option<&str>) -> Result<PoolMeasured, Hold> {
         Err(Hold::new(
             HoldReason::PoolNotReady,
             "The histories set the sizes of pools.",
@@ -170,18 +171,14 @@ impl Machine for Model {
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {
         let state = self.state();
         let copy = state.replicas.get(&name_of(backing))?;
-        Some(match copy.filesystem {
-            None => Content {
-                kind: "empty".to_owned(),
-                size: None,
-                full: true,
-            },
-            Some(own) => Content {
-                kind: "xfs".to_owned(),
-                size: Some(own),
-                full: own >= whole_units(size),
-            },
-        })
+        let found = match copy.filesystem {
+            None => json!({ "kind": "empty", "full": true, "of": size }),
+            Some(own) => {
+                let full = own >= whole_units(size);
+                json!({ "kind": "xfs", "size": own, "full": full, "of": size })
+            }
+        };
+        serde_json::from_value(found).ok()
     }
 
     fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold> {

@@ -103,6 +103,8 @@ fn run(history: &[Step]) -> Result<(), String> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     // Fails if any history promises room twice, shows a size that was not measured, loops, or ends
     // without either the wanted size or a reason.
     #[test]

@@ -17,8 +17,15 @@ use crate::write::{Object, Place};
 pub struct Rules {
     /// The sizes that were reported, by kind and uid.
     reported: BTreeMap<String, Bytes>,
-    /// The volumes of the claims that there ever were, and whether they were bound.
-    claims: BTreeMap<String, bool>,
+    /// The claims that there ever were, by the names of their volumes.
+    claims: BTreeMap<String, Known>,
+}
+
+/// What is known of a claim that may be gone.
+#[derive(Default)]
+struct Known {
+    name: String,
+    bound: bool,
 }
 
 fn rule(holds: bool, broken: impl FnOnce() -> String) -> Result<(), String> {
@@ -37,7 +44,9 @@ impl Rules {
             };
             let size = status::reported(&claim);
             self.only_grows(simulation, &format!("claim {key}"), &key, size)?;
-            *self.claims.entry(key).or_default() |= size.is_some();
+            let known = self.claims.entry(key).or_default();
+            known.name = claim.name_any();
+            known.bound |= size.is_some();
         }
         for persistent in simulation.store.all(Object::PersistentVolume) {
             let persistent: PersistentVolume = read(persistent);
@@ -81,9 +90,10 @@ impl Rules {
             .into_iter()
             .filter_map(|claim| volume_name(&read(claim)))
             .collect();
-        for (key, bound) in &self.claims {
-            if !living.contains(key) {
-                reclaimed(simulation, key, *bound)?;
+        for (key, known) in &self.claims {
+            // A volume may outlast its claim as long as anything wants to use it.
+            if !living.contains(key) && !is_used(simulation, &known.name) {
+                reclaimed(simulation, key, known.bound)?;
             }
         }
         ledger_at_rest(simulation)
@@ -93,6 +103,11 @@ impl Rules {
 fn persistent_size(persistent: &PersistentVolume) -> Option<Bytes> {
     let capacity = persistent.spec.as_ref()?.capacity.as_ref()?;
     capacity.get("storage")?.0.parse().ok()
+}
+
+fn is_used(simulation: &Simulation, claim: &str) -> bool {
+    let uses = simulation.store.all(Object::Attachment);
+    uses.iter().any(|each| each["spec"]["claimName"] == claim)
 }
 
 /// A growth ends once.
@@ -121,9 +136,7 @@ fn claim_at_rest(simulation: &Simulation, claim: &PersistentVolumeClaim) -> Resu
     let name = claim.name_any();
     let key = volume_name(claim).unwrap_or_default();
     if claim.metadata.deletion_timestamp.is_some() {
-        let used = simulation.store.all(Object::Attachment).into_iter();
-        let mut used = used.filter(|each| each["spec"]["claimName"] == name.as_str());
-        return rule(used.next().is_some(), || {
+        return rule(is_used(simulation, &name), || {
             format!("{name} is not used and does not go")
         });
     }

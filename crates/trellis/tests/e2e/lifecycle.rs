@@ -184,6 +184,15 @@ fn a_read_only_mount_cannot_be_written_to_and_holds_growth() {
             .contains("ReadOnly")
     );
     service.trellis(&["umount", "data"]);
+    let waits = |service: &Service| {
+        let conditions = service.object("pvc", "data")["status"]["conditions"].to_string();
+        conditions.contains("FileSystemResizePending").then_some(())
+    };
+    service.wait("the idle filesystem is still reported as small", waits);
+    assert_eq!(
+        service.object("pvc", "data")["status"]["capacity"]["storage"],
+        "320Mi"
+    );
     let path = service.mount("data");
     service.wait_size("data", "640Mi");
     assert!(filesystem_mib(&path) == 640);
@@ -199,4 +208,36 @@ impl Service {
             String::from_utf8_lossy(&output.stderr)
         )
     }
+}
+
+// Fails if deleting one of our own objects by hand takes the bytes of a claim that is still there.
+#[test]
+fn deleting_our_objects_by_hand_does_not_touch_a_claims_bytes() {
+    let service = Service::start();
+    service.claim("data", "", "320Mi");
+    let path = service.mount("data");
+    let sum = write_file(&path.join("file"), 1 << 20, 19);
+    service.trellis(&["umount", "data"]);
+    let volume = service.object("pvc", "data")["spec"]["volumeName"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let replica = format!("{volume}-0");
+    for (kind, name) in [
+        ("replicas.trellis.dev", &replica),
+        ("volumes.trellis.dev", &volume),
+    ] {
+        service.kubectl(&["delete", kind, name, "--wait=false"]);
+    }
+    let path = service.mount("data");
+    assert_eq!(checksum(&path.join("file")), sum);
+    service.trellis(&["umount", "data"]);
+    service.kubectl(&["delete", "pvc", "data", "--wait=true"]);
+    service.wait("everything is gone", |service| {
+        let kinds = ["pv", "volumes.trellis.dev", "replicas.trellis.dev"];
+        kinds
+            .iter()
+            .all(|kind| service.objects(kind).is_empty())
+            .then_some(())
+    });
 }

@@ -189,3 +189,57 @@ fn drop_all(service: &Service, claims: &[&str]) {
         service.kubectl(&["delete", "pvc", claim, "--ignore-not-found", "--wait=true"]);
     }
 }
+
+// Fails if the empty directory below an unmounted disk is taken for a pool, so that copies are made there or
+// believed lost, or if the pool is not used again when its disk is back.
+#[test]
+fn a_pool_whose_disk_is_not_mounted_is_not_used() {
+    let mut service = Service::start();
+    let (disk, place) = (service.path("disk"), service.path("pool"));
+    std::fs::create_dir(&disk).unwrap();
+    std::fs::create_dir(&place).unwrap();
+    let bind = || {
+        said(
+            &Command::new("mount")
+                .arg("--bind")
+                .arg(&disk)
+                .arg(&place)
+                .output()
+                .unwrap(),
+            "mount --bind",
+        )
+    };
+    let unmount = || {
+        said(
+            &Command::new("umount").arg(&place).output().unwrap(),
+            "umount",
+        )
+    };
+    bind();
+    service.trellis(&["pool", "add", "small", place.to_str().unwrap()]);
+    service.apply(&pooled_class("small"));
+    service.claim("data", "small", "320Mi");
+    let path = service.mount("data");
+    let sum = write_file(&path.join("file"), 1 << 20, 23);
+    service.trellis(&["umount", "data"]);
+    service.stop();
+    unmount();
+    service.up(&[]);
+    service.wait("the pool is not ready", |service| {
+        let status =
+            &service.object("pools.trellis.dev", "small")["status"]["conditions"][0]["status"];
+        (status == "False").then_some(())
+    });
+    assert_eq!(
+        std::fs::read_dir(&place).unwrap().count(),
+        0,
+        "nothing was made in the empty directory"
+    );
+    bind();
+    service.trellis(&["pool", "add", "small", place.to_str().unwrap()]);
+    let path = service.mount("data");
+    assert_eq!(crate::harness::checksum(&path.join("file")), sum);
+    drop_all(&service, &["data"]);
+    service.kill();
+    unmount();
+}

@@ -101,6 +101,35 @@ pub(crate) enum CommitError {
     /// The database library could not write.
     #[error(transparent)]
     Database(#[from] redb::Error),
+    /// After an earlier failure, the file could not be opened again.
+    #[error("it could not be opened again after a failed write ({})", reason(.0))]
+    Closed(#[source] Error),
+    /// Since an earlier failure, the file holds what this program has not written.
+    #[error("another program has written to it in the meantime; restart Trellis to read it anew")]
+    Overtaken,
+}
+
+impl CommitError {
+    /// Whether more space would have helped.
+    pub(crate) fn is_full(&self) -> bool {
+        let source = match self {
+            CommitError::Database(redb::Error::Io(source))
+            | CommitError::Closed(Error::Unreachable { source, .. }) => source,
+            _ => return false,
+        };
+        matches!(
+            source.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+        )
+    }
+}
+
+/// What the system said, where it said something.
+fn reason(error: &Error) -> String {
+    match error {
+        Error::Unreachable { source, .. } => source.to_string(),
+        other => other.to_string(),
+    }
 }
 
 macro_rules! from_redb {

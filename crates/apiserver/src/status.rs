@@ -1,8 +1,11 @@
 //! Errors as Kubernetes words them: `Status` objects.
 
+use std::path::Path;
+
 use http::StatusCode;
 use serde_json::{Value, json};
 
+use crate::error::CommitError;
 use crate::kind::{FieldError, Kind};
 
 /// Retry after this many seconds, said to callers that came when too much was waiting.
@@ -234,9 +237,21 @@ impl Status {
         Status::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
-    pub(crate) fn not_durable(why: &str) -> Status {
+    /// A write that could not be made durable; `undone` when it is certain that nothing of it is left.
+    pub(crate) fn not_durable(path: &Path, error: &CommitError, undone: bool) -> Status {
+        let fate = if undone {
+            "the write was not made"
+        } else {
+            "it is not certain whether the write was made"
+        };
+        let remedy = if error.is_full() {
+            "free space on its filesystem"
+        } else {
+            "check the disk that holds it"
+        };
         Status::internal(&format!(
-            "the write was not made, because the store's file could not be written: {why}"
+            "{fate}, because {} could not be written: {error}; {remedy}, then try again",
+            path.display()
         ))
     }
 

@@ -3,6 +3,8 @@
 //! Happy path: lock, look through the file by a view that cannot change it ([`super::overlay`]), open it,
 //! load every object. A file that fails on the way is refused and stays as it was.
 //!
+//! The library refuses every commit after one that failed, so a failed commit ends with [`StoreFile::reopen`].
+//!
 //! Two tables: `objects` (`plural.group/namespace/name` to JSON) and `meta` (`format`, `revision`).
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -30,10 +32,12 @@ const MAGIC: &[u8; 9] = b"redb\x1A\x0A\xA9\x0D\x0A";
 /// Objects are served from memory; the library's cache only has to hold the pages of one commit.
 const CACHE_BYTES: usize = 1 << 20;
 
-/// The open file.
+/// The file.
 #[derive(Debug)]
 pub(super) struct StoreFile {
-    database: Database,
+    path: PathBuf,
+    /// Closed only between a failed commit and the next opening that succeeds.
+    database: Option<Database>,
 }
 
 /// What a file held when it was opened.
@@ -52,26 +56,30 @@ impl StoreFile {
         {
             create(path)?;
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(|source| unreachable(path, source))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::InUse {
-                    path: path.to_path_buf(),
-                });
-            }
-            Err(TryLockError::Error(source)) => return Err(unreachable(path, source)),
-        }
-        inspect(path, &file, kinds)?;
-        let database = builder()
-            .create_file(file)
-            .map_err(|error| refused(path, error))?;
-        let loaded = load(&database, path, kinds)?;
-        Ok((StoreFile { database }, loaded))
+        let (database, loaded) = open_existing(path, kinds)?;
+        let file = StoreFile {
+            path: path.to_path_buf(),
+            database: Some(database),
+        };
+        Ok((file, loaded))
+    }
+
+    /// Closes the file, in whatever state a failed commit left it, and opens it again. A file that is not there
+    /// any more is not made anew: what it held would be missing.
+    pub(super) fn reopen(&mut self, kinds: &'static [Kind]) -> Result<Loaded, Error> {
+        // The lock goes with the handle and is taken again; what another program writes in between is noticed.
+        self.close();
+        let (database, loaded) = open_existing(&self.path, kinds)?;
+        self.database = Some(database);
+        Ok(loaded)
+    }
+
+    pub(super) fn close(&mut self) {
+        self.database = None;
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Makes a batch durable: all of it, or nothing.
@@ -81,7 +89,9 @@ impl StoreFile {
         revision: u64,
         changes: impl Iterator<Item = (&'a Id, Option<&'a [u8]>)>,
     ) -> Result<(), CommitError> {
-        let transaction = self.database.begin_write()?;
+        // The writer settles what a failed commit left before it writes again, so a closed file is our bug.
+        let database = self.database.as_ref().expect("an open file is written");
+        let transaction = database.begin_write()?;
         {
             let mut objects = transaction.open_table(OBJECTS)?;
             for (id, json) in changes {
@@ -100,6 +110,30 @@ impl StoreFile {
     }
 }
 
+/// Locks, inspects, opens and loads a file that is there.
+fn open_existing(path: &Path, kinds: &'static [Kind]) -> Result<(Database, Loaded), Error> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|source| unreachable(path, source))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(Error::InUse {
+                path: path.to_path_buf(),
+            });
+        }
+        Err(TryLockError::Error(source)) => return Err(unreachable(path, source)),
+    }
+    inspect(path, &file, kinds)?;
+    let database = builder()
+        .create_file(file)
+        .map_err(|error| refused(path, error))?;
+    let loaded = load(&database, path, kinds)?;
+    Ok((database, loaded))
+}
+
 /// Makes a new file beside its place and puts it there whole, so that a crash leaves either none or a whole one.
 fn create(path: &Path) -> Result<(), Error> {
     let fresh = beside(path);
@@ -115,7 +149,7 @@ fn create(path: &Path) -> Result<(), Error> {
         transaction.commit()?;
         Ok(())
     })();
-    made.map_err(|CommitError::Database(error)| unreachable(path, io::Error::other(error)))?;
+    made.map_err(|error| unreachable(path, io::Error::other(error)))?;
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

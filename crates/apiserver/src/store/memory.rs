@@ -237,6 +237,14 @@ impl State {
         }
     }
 
+    /// Every object there is.
+    pub(super) fn ids(&self) -> impl Iterator<Item = Id> {
+        self.tables.iter().enumerate().flat_map(|(kind, table)| {
+            let places = table.objects.keys().cloned();
+            places.map(move |place| Id { kind, place })
+        })
+    }
+
     pub(crate) fn get(&self, id: &Id) -> Option<&Arc<Stored>> {
         self.tables[id.kind].objects.get(&id.place)
     }

@@ -3,12 +3,14 @@
 //! Writers queue; the writer thread takes all that is queued, lets each write see what the one before it
 //! left, makes the whole batch durable with one flush, and only then shows it: first to readers, then to
 //! watches, then to the callers. Writers that arrive during a flush share the next one. A flush that fails
-//! is answered to every caller of its batch, and changes nothing.
+//! is answered to every caller of its batch; the file is then opened again, and memory follows what it holds
+//! ([`doubt`]), so that a full disk stops writes only for as long as it is full.
 //!
 //! ```text
 //! callers --queue--> writer thread: run each in order --> one commit --> memory --> watches --> answers
 //! ```
 
+mod doubt;
 mod file;
 pub(crate) mod memory;
 mod overlay;
@@ -111,11 +113,7 @@ impl Store {
             counters: Counters::default(),
         });
         let (queue, jobs) = mpsc::sync_channel(QUEUE_MAX);
-        let thread = Writer {
-            file,
-            shared: Arc::clone(&shared),
-            jobs,
-        };
+        let mut thread = Writer::new(file, Arc::clone(&shared), jobs);
         thread.first(first).map_err(|status| Error::Unwritable {
             path: path.to_path_buf(),
             source: io::Error::other(status.message),

@@ -8,9 +8,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::Shared;
+use super::doubt::{self, Held};
 use super::file::StoreFile;
+use super::memory::Id;
 use super::txn::{Staged, Txn};
 use crate::cascade;
+use crate::error::CommitError;
 use crate::events;
 use crate::status::Status;
 
@@ -68,19 +71,43 @@ fn internal(change: impl FnOnce(&mut Txn<'_>) + Send + 'static) -> Job {
 }
 
 pub(super) struct Writer {
-    pub(super) file: StoreFile,
-    pub(super) shared: Arc<Shared>,
-    pub(super) jobs: mpsc::Receiver<Job>,
+    file: StoreFile,
+    shared: Arc<Shared>,
+    jobs: mpsc::Receiver<Job>,
+    /// A batch whose commit failed, until the file tells what became of it.
+    doubtful: Option<Staged>,
+}
+
+/// What became of a batch.
+struct Written {
+    durable: bool,
+    /// Objects whose owners have to be looked at now.
+    suspects: Vec<Id>,
 }
 
 impl Writer {
+    pub(super) fn new(file: StoreFile, shared: Arc<Shared>, jobs: mpsc::Receiver<Job>) -> Writer {
+        Writer {
+            file,
+            shared,
+            jobs,
+            doubtful: None,
+        }
+    }
+
     /// Runs until every handle of the store is gone.
-    pub(super) fn run(self) {
-        let mut follow_up: Option<Job> = None;
+    pub(super) fn run(mut self) {
+        let mut suspects: Vec<Id> = Vec::new();
+        let mut failing = false;
         let mut expire_at = Instant::now() + EXPIRY_INTERVAL;
         loop {
-            let mut batch: Vec<Job> = follow_up.take().into_iter().collect();
-            if batch.is_empty() {
+            let mut batch: Vec<Job> = Vec::new();
+            if !suspects.is_empty() {
+                let suspects = suspects.clone();
+                batch.push(internal(move |txn| cascade::examine(txn, &suspects)));
+            }
+            // After a failure the store's own work waits for the next write, so as not to spin on a full disk.
+            if batch.is_empty() || failing {
                 match self
                     .jobs
                     .recv_timeout(expire_at.saturating_duration_since(Instant::now()))
@@ -100,16 +127,19 @@ impl Writer {
                 expire_at = Instant::now() + EXPIRY_INTERVAL;
                 batch.push(internal(|txn| events::expire(txn, jiff::Timestamp::now())));
             }
-            let suspects = self.write(batch).suspects;
-            if !suspects.is_empty() {
-                follow_up = Some(internal(move |txn| cascade::examine(txn, &suspects)));
+            let mut written = self.write(batch);
+            failing = !written.durable;
+            if !failing {
+                // They have been looked at.
+                suspects.clear();
             }
+            suspects.append(&mut written.suspects);
         }
     }
 
     /// Runs one write before the thread starts.
     pub(super) fn first(
-        &self,
+        &mut self,
         change: impl FnOnce(&mut Txn<'_>) -> Result<(), Status> + Send + 'static,
     ) -> Result<(), Status> {
         let (job, mut answer) = job(change);
@@ -119,35 +149,90 @@ impl Writer {
             .unwrap_or_else(|_| Err(Status::store_closed()))
     }
 
-    /// Runs a batch; what it returns has been shown to the world.
-    fn write(&self, batch: Vec<Job>) -> Staged {
+    /// Runs a batch and answers its callers.
+    fn write(&mut self, batch: Vec<Job>) -> Written {
+        let mut suspects = Vec::new();
+        let settled = self.settle(&mut suspects);
         let (mut staged, finishes) = self.stage(batch);
-        if staged.events.is_empty() {
-            answer(finishes, None);
-            return staged;
+        let durable = match settled {
+            settled if staged.events.is_empty() => {
+                suspects.append(&mut staged.suspects);
+                answer(finishes, None);
+                settled.is_ok()
+            }
+            Err(error) => {
+                tracing::error!(%error, "the store's file cannot be written yet");
+                let status = Status::not_durable(self.file.path(), &error, true);
+                answer(finishes, Some(&status));
+                false
+            }
+            Ok(_) => match self.commit(&staged) {
+                Ok(()) => {
+                    suspects.append(&mut staged.suspects);
+                    self.publish(&mut staged);
+                    answer(finishes, None);
+                    true
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a batch of writes could not be made durable");
+                    self.doubtful = Some(staged);
+                    let fate = self.settle(&mut suspects);
+                    // A batch that is found in the file is shown, but not confirmed: the disk has not confirmed it.
+                    let undone = matches!(fate, Ok(Held::Nothing));
+                    let status = Status::not_durable(self.file.path(), &error, undone);
+                    answer(finishes, Some(&status));
+                    false
+                }
+            },
+        };
+        Written { durable, suspects }
+    }
+
+    /// Opens the file again if a commit has failed, and makes memory agree with it: once for every batch, so
+    /// that a disk that stays full is not asked without end.
+    fn settle(&mut self, suspects: &mut Vec<Id>) -> Result<Held, CommitError> {
+        let Some(mut batch) = self.doubtful.take() else {
+            return Ok(Held::Nothing);
+        };
+        let fate = self
+            .file
+            .reopen(self.shared.kinds)
+            .map(|loaded| doubt::held(&loaded, &self.shared.read(), &batch))
+            .map_err(CommitError::Closed);
+        match fate {
+            Ok(Held::Nothing) => fate,
+            Ok(Held::Batch) => {
+                suspects.append(&mut batch.suspects);
+                self.publish(&mut batch);
+                fate
+            }
+            Ok(Held::Other) => {
+                self.file.close();
+                self.doubtful = Some(batch);
+                Err(CommitError::Overtaken)
+            }
+            Err(error) => {
+                self.doubtful = Some(batch);
+                Err(error)
+            }
         }
+    }
+
+    fn commit(&self, staged: &Staged) -> Result<(), CommitError> {
         let started = Instant::now();
         let changes = staged
             .objects
             .iter()
             .map(|(id, stored)| (id, stored.as_ref().map(|stored| &stored.json[..])));
-        if let Err(error) = self
-            .file
-            .commit(self.shared.kinds, staged.revision, changes)
-        {
-            tracing::error!(%error, "a batch of writes could not be made durable");
-            answer(finishes, Some(&error.to_string()));
-            return Staged::default();
-        }
+        self.file
+            .commit(self.shared.kinds, staged.revision, changes)?;
         let counters = &self.shared.counters;
         let spent = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         counters.flush_ns.fetch_add(spent, Ordering::Relaxed);
         counters.flushes.fetch_add(1, Ordering::Relaxed);
         let written = u64::try_from(staged.events.len()).unwrap_or(u64::MAX);
         counters.writes.fetch_add(written, Ordering::Relaxed);
-        self.publish(&mut staged);
-        answer(finishes, None);
-        staged
+        Ok(())
     }
 
     fn stage(&self, batch: Vec<Job>) -> (Staged, Vec<Finish>) {
@@ -192,8 +277,8 @@ impl Writer {
     }
 }
 
-fn answer(finishes: Vec<Finish>, failed: Option<&str>) {
+fn answer(finishes: Vec<Finish>, failed: Option<&Status>) {
     for finish in finishes {
-        (finish.answer)(failed.map(Status::not_durable));
+        (finish.answer)(failed.cloned());
     }
 }

@@ -5,6 +5,7 @@ mod client;
 mod deletion;
 mod durability;
 mod errors;
+mod full_disk;
 mod own_kinds;
 mod ownership;
 mod support;

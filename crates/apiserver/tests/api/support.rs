@@ -123,20 +123,6 @@ impl Server {
             lines: Vec::new(),
         }
     }
-
-    /// A claim of class `grows` that is bound, as the binder leaves it.
-    pub(crate) async fn bound_claim(&self, name: &str, size: &str) {
-        self.post(CLASSES, json!({ "metadata": { "name": "grows" }, "provisioner": "p", "allowVolumeExpansion": true })).await;
-        self.post(CLAIMS, claim(name, size)).await.expect(201);
-        let path = format!("{CLAIMS}/{name}");
-        self.patch(&path, MERGE, json!({ "spec": { "volumeName": "v" } }))
-            .await
-            .expect(200);
-        let status = json!({ "status": { "phase": "Bound", "capacity": { "storage": size } } });
-        self.patch(&format!("{path}/status"), MERGE, status)
-            .await
-            .expect(200);
-    }
 }
 
 impl Reply {

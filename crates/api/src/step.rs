@@ -27,7 +27,9 @@ macro_rules! steps {
 }
 
 steps! {
-    /// Provisioning: the objects below a claim (volume, target, replica) are stored.
+    /// Provisioning: the volume is stored, and with it the choice of its pool.
+    VolumeWritten = "volume-written",
+    /// Provisioning: the volume's target and replica are stored.
     VolumeObjectsWritten = "volume-objects-written",
     /// Provisioning: a replica's directory exists under a temporary name.
     ReplicaDirectoryMade = "replica-directory-made",

@@ -363,6 +363,10 @@ pub fn claim_write(
     if (!grown && !held) || !status::changes(claim, &body) {
         return None;
     }
+    // Not bound to a version, since the planner reports on the claim too and neither waits for the other;
+    // but meant for this claim, and not for a later one of the same name.
+    let mut body = body;
+    body["metadata"] = json!({ "uid": claim.uid() });
     Some((Write::PatchStatus(claim_place(claim), body), note))
 }
 

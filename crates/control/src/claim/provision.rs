@@ -169,6 +169,7 @@ fn make_volume(
             size,
         }],
         notes: vec![note],
+        step: Some(Step::VolumeWritten),
         ..Plan::default()
     }
 }

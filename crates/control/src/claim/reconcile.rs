@@ -73,8 +73,8 @@ fn settle_promises(ledger: &mut Open<'_>, decided: &Decided, written: &[Written]
             }
             Write::PatchStatus(..) | Write::Delete(_) => false,
         };
-        let carrier = plan.writes.iter().zip(written);
-        let carrier = carrier.filter(|(write, _)| carries(write)).next_back();
+        let mut writes = plan.writes.iter().zip(written);
+        let carrier = writes.rfind(|(write, _)| carries(write));
         let size = match carrier {
             // The volume exists already, and its own event tells what it reserves.
             Some((Write::Create(..), Written::Outdated)) | Some((_, Written::Stored)) => {

@@ -303,7 +303,8 @@ mod tests {
     // Fails if a patch that says what is said already is sent again, for ever.
     #[test]
     fn the_same_words_are_no_change_whenever_they_are_said() {
-        let bodies: [&dyn Fn(&PersistentVolumeClaim, i64) -> Value; 6] = [
+        type Body<'a> = &'a dyn Fn(&PersistentVolumeClaim, i64) -> Value;
+        let bodies: [Body<'_>; 6] = [
             &|claim, second| growing(claim, Bytes::gib(2), &at(second)),
             &|claim, second| infeasible(claim, Bytes::gib(2), &hold("no"), &at(second)),
             &|claim, second| filesystem_pending(claim, Bytes::gib(2), &hold("no"), &at(second)),

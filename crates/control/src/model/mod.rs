@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use trellis_api::Rung;
 
 use rules::Rules;
-use simulation::{Simulation, Step};
+use simulation::{Simulation, Step, claim_place};
 
 mod machine;
 mod rules;
@@ -113,4 +113,39 @@ proptest! {
             return Err(TestCaseError::fail(broken));
         }
     }
+}
+
+// Fails if the histories come to rest because nothing in them ever moves.
+#[test]
+fn a_plain_history_arrives_where_it_should() {
+    let mut simulation = Simulation::new();
+    let rounds = |simulation: &mut Simulation| simulation.settle(ROUNDS_MAX).unwrap();
+    let reported = |simulation: &Simulation| {
+        let claim = simulation.store.get(&claim_place(0));
+        claim.map(|claim| claim["status"]["capacity"]["storage"].clone())
+    };
+    let create = Step::Create {
+        claim: 0,
+        class: 0,
+        mib: 64,
+        block: false,
+    };
+    simulation.step(&create).unwrap();
+    rounds(&mut simulation);
+    assert_eq!(reported(&simulation), Some("64Mi".into()));
+    let attach = Step::Attach {
+        claim: 0,
+        which: 0,
+        read_only: false,
+    };
+    simulation.step(&attach).unwrap();
+    simulation.step(&Step::Ask { claim: 0, mib: 100 }).unwrap();
+    rounds(&mut simulation);
+    assert_eq!(reported(&simulation), Some("100Mi".into()));
+    let detach = Step::Detach { claim: 0, which: 0 };
+    simulation.step(&detach).unwrap();
+    simulation.step(&Step::DeleteClaim { claim: 0 }).unwrap();
+    rounds(&mut simulation);
+    assert_eq!(reported(&simulation), None);
+    assert!(simulation.stored_reservations().is_empty());
 }

@@ -225,13 +225,16 @@ fn every_type_of_patch_works_where_a_cluster_takes_it() {
         server.json("get pvc data")["metadata"]["labels"],
         json!({"tier": "db"})
     );
-    let json_patch = r#"[{"op":"replace","path":"/spec/path","value":"/mnt/pool"}]"#;
+    let json_patch = r#"[{"op":"replace","path":"/spec/overcommitPercent","value":150}]"#;
     server
         .kubectl(&format!("patch pool default --type=json -p {json_patch}"))
         .unwrap();
-    assert_eq!(server.json("get pool default")["spec"]["path"], "/mnt/pool");
+    assert_eq!(
+        server.json("get pool default")["spec"]["overcommitPercent"],
+        150
+    );
     let refused = server
-        .kubectl(r#"patch pool default --type=strategic -p {"spec":{"path":"/"}}"#)
+        .kubectl(r#"patch pool default --type=strategic -p {"spec":{"overcommitPercent":200}}"#)
         .unwrap_err();
     // Newer kubectl puts the media type into its sentence, older kubectl the reason.
     assert!(
@@ -425,17 +428,21 @@ fn a_misspelt_field_is_refused_unless_validation_is_off() {
 fn a_dry_run_and_a_diff_change_nothing() {
     // Fails when dryRun is ignored.
     let server = server_with(&[POOL]);
-    let changed = POOL.replace("/srv/pool", "/mnt/pool");
+    let changed = POOL.replace("/srv/pool", "/srv/pool, overcommitPercent: 150");
     server
         .kubectl_with("apply --dry-run=server -f -", &changed)
         .unwrap();
     // diff ends with 1 when there is a difference, and prints it.
     let difference = server.kubectl_with("diff -f -", &changed).unwrap_err();
     assert!(
-        difference.contains("+  path: /mnt/pool") && difference.contains("-  path: /srv/pool"),
+        difference.contains("+  overcommitPercent: 150")
+            && difference.contains("-  overcommitPercent: 100"),
         "{difference}"
     );
-    assert_eq!(server.json("get pool default")["spec"]["path"], "/srv/pool");
+    assert_eq!(
+        server.json("get pool default")["spec"]["overcommitPercent"],
+        100
+    );
     assert_eq!(server.kubectl_with("diff -f -", POOL).unwrap(), "");
 }
 

@@ -175,7 +175,7 @@ impl Machine for Model {
             None => json!({ "kind": "empty", "full": true, "of": size }),
             Some(own) => {
                 let full = own >= whole_units(size);
-                json!({ "kind": "xfs", "size": own, "full": full, "of": size })
+                json!({ "kind": "ext4", "size": own, "full": full, "of": size })
             }
         };
         serde_json::from_value(found).ok()

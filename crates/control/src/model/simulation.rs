@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use trellis_api::kinds::{PROVISIONER, Replica, Volume};
+use trellis_api::kinds::{FSTYPE_PARAMETER, PROVISIONER, Replica, Volume};
 use trellis_api::{Bytes, Rung};
 
 use super::machine::Model;
@@ -151,10 +151,13 @@ impl Simulation {
             if name == "waits" {
                 class.volume_binding_mode = Some("WaitForFirstConsumer".to_owned());
             }
+            // The filesystem that may be the smallest: the pools of the histories are small.
+            let filesystem = (FSTYPE_PARAMETER.to_owned(), "ext4".to_owned());
+            let mut parameters = BTreeMap::from([filesystem]);
             if name == "p0-only" {
-                let pools = [("pools".to_owned(), "p0".to_owned())];
-                class.parameters = Some(pools.into());
+                parameters.insert("pools".to_owned(), "p0".to_owned());
             }
+            class.parameters = Some(parameters);
             self.world.classes.apply(watcher::Event::Apply(class));
         }
     }

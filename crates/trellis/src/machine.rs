@@ -11,6 +11,7 @@ use trellis_control::agent::machine::{
     Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
 };
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
+use trellis_node::error::PathProblem;
 use trellis_node::sys::loopdev;
 use trellis_node::{probe, volume};
 use uuid::Uuid;
@@ -384,6 +385,7 @@ fn store_hold(error: trellis_engine::Error) -> Hold {
         Error::PoolNotDirectory { .. }
         | Error::PoolOwned { .. }
         | Error::PoolUnknown { .. }
+        | Error::PoolIdBad { .. }
         | Error::PoolCrowded { .. } => HoldReason::PoolNotReady,
         Error::NoSpace { .. } => HoldReason::NoSpaceInPool,
         Error::SizeTooLarge { .. } | Error::FileTooLong { .. } => HoldReason::SizeTooLarge,
@@ -429,8 +431,11 @@ fn node_hold(error: trellis_node::Error) -> Hold {
         | Error::OtherIdentity { .. } => HoldReason::ForeignData,
         Error::ProgramMissing { .. } => HoldReason::MissingProgram,
         Error::UnusablePath { reason, .. } => match reason {
-            trellis_node::error::PathProblem::NotAbsolute
-            | trellis_node::error::PathProblem::Symlink => HoldReason::PathInvalid,
+            PathProblem::NotAbsolute
+            | PathProblem::Symlink
+            | PathProblem::ParentNotADirectory
+            | PathProblem::LinkLoop
+            | PathProblem::TooLong => HoldReason::PathInvalid,
             _ => HoldReason::PathBusy,
         },
         Error::NotAttached { .. } => HoldReason::DeviceGone,

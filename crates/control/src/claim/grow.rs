@@ -243,10 +243,7 @@ fn settle(
     served: Bytes,
     now: &MicroTime,
 ) -> Plan {
-    let mut plan = Plan {
-        writes: missing_goals(view, volume),
-        ..Plan::default()
-    };
+    let mut plan = Plan::default();
     let goal = volume.spec.capacity;
     let persistent = view.persistent_volume.as_ref();
     let persistent_size = persistent.and_then(|each| {
@@ -369,22 +366,6 @@ fn idle(
         plan.step = None;
     }
     hold
-}
-
-/// Goals that differ from the volume's, because a crash or a refused write came between them.
-fn missing_goals(view: &View, volume: &Volume) -> Vec<Write> {
-    let goal = volume.spec.capacity;
-    let body = || json!({ "spec": { "capacity": goal } });
-    let target = view.target.iter().filter(|each| each.spec.capacity != goal);
-    let target =
-        target.map(|each| Write::Patch(Place::named(Object::Target, each.name_any()), body()));
-    let replicas = view
-        .replicas
-        .iter()
-        .filter(|each| each.spec.capacity != goal);
-    let replicas =
-        replicas.map(|each| Write::Patch(Place::named(Object::Replica, each.name_any()), body()));
-    target.chain(replicas).collect()
 }
 
 /// Whether it is known what the bytes of an idle volume are, at the size that it has now.

@@ -1,8 +1,12 @@
 //! Mounting a volume at its private place, and showing it to consumers.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::FileType;
+use rustix::io::Errno;
 use trellis_api::step::{Step, reached};
 
 use super::cover::refuse_covered;
@@ -11,6 +15,10 @@ use crate::error::{Context, Error, Result};
 use crate::filesystem::FilesystemKind;
 use crate::sys::block::{self, DeviceNumber};
 use crate::sys::mount;
+
+/// How often a mount is tried while the device is claimed by another, and the pause between.
+const MOUNT_ATTEMPTS_MAX: u32 = 50;
+const MOUNT_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a consumer is to see at its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,10 +83,27 @@ pub fn stage(
         return Ok(Published::AlreadyThere);
     }
     let target = place.prepare(Wanted::Directory)?;
-    mount::mount(device, &target, kind.name(), read_only, mount_options(kind))
-        .context("mount", device)?;
+    mount_patiently(device, &target, kind, read_only).context("mount", device)?;
     reached(Step::FilesystemMounted);
     Ok(Published::Mounted)
+}
+
+/// Mounts, and waits out a moment in which somebody else claims the device: mkfs.btrfs looks into every
+/// device of the machine, and holds each for an instant.
+fn mount_patiently(
+    device: &Path,
+    target: &OwnedFd,
+    kind: FilesystemKind,
+    read_only: bool,
+) -> rustix::io::Result<()> {
+    let mut attempts_left = MOUNT_ATTEMPTS_MAX;
+    loop {
+        attempts_left -= 1;
+        match mount::mount(device, target, kind.name(), read_only, mount_options(kind)) {
+            Err(Errno::BUSY) if attempts_left > 0 => thread::sleep(MOUNT_PAUSE),
+            answer => return answer,
+        }
+    }
 }
 
 /// Unmounts the private mount and removes its directory. Answers whether something was mounted;

@@ -16,10 +16,24 @@ use trellis_engine::replica::{Outcome, Pool, Provisioning::*, Replica, Severity,
 
 /// Writes until there is not one block left.
 fn fill_up(dir: &Path) {
+    let whole = File::open(dir).unwrap();
     let mut file = File::create(dir.join("ballast")).unwrap();
-    while file.write_all(&[1; 65536]).is_ok() {}
-    while file.write_all(&[1; 1]).is_ok() {}
-    let _ = file.sync_all();
+    let mut pebbles = 0;
+    loop {
+        let before = (file.metadata().unwrap().len(), pebbles);
+        while file.write_all(&[1; 65536]).is_ok() {}
+        while file.write_all(&[1; 1]).is_ok() {}
+        let _ = file.sync_all();
+        // ext4 sets blocks aside for small files, where a large one does not find them.
+        while fs::write(dir.join(format!("pebble-{pebbles}")), [1; 4096]).is_ok() {
+            pebbles += 1;
+        }
+        // A journal gives blocks that were freed back only when it has committed.
+        rustix::fs::syncfs(&whole).unwrap();
+        if (file.metadata().unwrap().len(), pebbles) == before {
+            break;
+        }
+    }
     let one_more = file.write_all(&[1; 4096]).unwrap_err();
     assert_eq!(one_more.kind(), ErrorKind::StorageFull);
 }

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 use tokio::sync::mpsc;
-use trellis_api::kinds::{ATTACHMENT_FINALIZER, RungStatus};
+use trellis_api::kinds::{ATTACHMENT_FINALIZER, AttachmentPhase, RungStatus};
 use trellis_api::step::{self, Step};
 use trellis_api::{Observed, Rung};
 
-use super::job::{Job, job};
+use super::job::{Fate, Job, UseJob, job};
 use super::machine::Machine;
 use super::report::{claim_write, early_writes, replica_writes, use_writes};
 use super::work::{Outcome, work};
@@ -83,6 +83,9 @@ impl Agent {
         let mut job = job(&view, &self.node, &|name| self.world.pools.get("", name));
         self.ladders.fill_in(key, &mut job.reported);
         if job.replica.is_none() && job.uses.is_empty() && job.endings.is_empty() {
+            return Run::Done;
+        }
+        if goals_are_on_their_way(&view, &job) {
             return Run::Done;
         }
         if let Some(writes) = missing_finalizers(&job) {
@@ -188,6 +191,25 @@ impl Agent {
 fn reached(job: &Job, outcome: &Outcome) -> bool {
     let observed: Vec<Observed> = outcome.ladder.iter().map(Observed::from).collect();
     trellis_api::next_step(&observed, job.goal) == trellis_api::Next::Reached
+}
+
+/// Whether the goals of volume and replica differ while everything else is at rest. They are stored
+/// together but seen one after the other; the event of the second brings the volume here again, and a pass
+/// in between would find nothing to do and only delay the one that matters.
+fn goals_are_on_their_way(view: &View, job: &Job) -> bool {
+    let (Some(volume), Some(replica)) = (&view.volume, &job.replica) else {
+        return false;
+    };
+    let attached = |each: &UseJob| {
+        let status = each.object.status.as_ref();
+        status.is_some_and(|status| {
+            status.phase == AttachmentPhase::Attached && status.hold.is_none()
+        })
+    };
+    volume.spec.capacity != replica.object.spec.capacity
+        && replica.fate == Fate::Find
+        && job.endings.is_empty()
+        && job.uses.iter().all(attached)
 }
 
 /// A use must not begin before its object is sure to stay until the use has ended.

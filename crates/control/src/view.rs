@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use kube::ResourceExt;
 use trellis_api::Bytes;
-use trellis_api::kinds::{Attachment, Replica, Target, Volume};
+use trellis_api::kinds::{Attachment, Replica, RungStatus, Target, Volume};
 
 use crate::world::{World, claim_group, orphan_claim};
 
@@ -76,6 +76,27 @@ impl View {
             least = least.min(replica.status.as_ref()?.capacity?);
         }
         (!self.replicas.is_empty()).then_some(least)
+    }
+}
+
+impl View {
+    /// Every rung of the volume as it was last reported, the lower ones first.
+    pub fn rungs(&self) -> impl Iterator<Item = &RungStatus> {
+        let replicas = self
+            .replicas
+            .iter()
+            .filter_map(|each| each.status.as_ref()?.rung.as_ref());
+        let target = self
+            .target
+            .iter()
+            .filter_map(|each| each.status.as_ref()?.rung.as_ref());
+        let attached = self
+            .attachments
+            .iter()
+            .filter_map(|each| each.status.as_ref());
+        replicas
+            .chain(target)
+            .chain(attached.flat_map(|status| &status.rungs))
     }
 }
 

@@ -93,7 +93,8 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
     });
     let goal = goal(view, replica.as_ref());
-    let reported = reported(view);
+    // Those that are found unchanged keep their times, so that a look that finds nothing new writes nothing.
+    let reported = view.rungs().cloned().collect();
     Job {
         goal,
         replica,
@@ -109,27 +110,6 @@ fn goal(view: &View, replica: Option<&ReplicaJob>) -> Bytes {
     let wanted = view.volume.as_ref().map(|volume| volume.spec.capacity);
     let wanted = wanted.unwrap_or_default();
     replica.map_or(wanted, |each| wanted.min(each.object.spec.capacity))
-}
-
-/// All rungs as they were last reported. Those that are found unchanged keep their times, so that a look
-/// that finds nothing new writes nothing.
-fn reported(view: &View) -> Vec<RungStatus> {
-    let replicas = view
-        .replicas
-        .iter()
-        .filter_map(|each| each.status.as_ref()?.rung.clone());
-    let target = view
-        .target
-        .iter()
-        .filter_map(|each| each.status.as_ref()?.rung.clone());
-    let attached = view
-        .attachments
-        .iter()
-        .filter_map(|each| each.status.as_ref());
-    replicas
-        .chain(target)
-        .chain(attached.flat_map(|status| status.rungs.clone()))
-        .collect()
 }
 
 /// The oldest use comes first: it is the one that a claim for a single use goes to.

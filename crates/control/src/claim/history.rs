@@ -3,9 +3,7 @@
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, MicroTime};
 use trellis_api::Bytes;
-use trellis_api::kinds::{
-    GROWTH_RECORDS_MAX, GrowthRecord, GrowthResult, RungStatus, RungTime, Volume,
-};
+use trellis_api::kinds::{GROWTH_RECORDS_MAX, GrowthRecord, GrowthResult, RungTime, Volume};
 
 use super::status;
 use crate::view::View;
@@ -45,8 +43,8 @@ pub fn succeeded(
         .iter()
         .any(|record| record.requested_at == growth.at);
     // The claim may be seen before the rungs that it was finished from; their times belong to the record.
-    let behind = rungs(view)
-        .iter()
+    let behind = view
+        .rungs()
         .any(|rung| rung.size < volume.spec.capacity && !rung.full);
     if !reached || known || behind {
         return records;
@@ -147,29 +145,10 @@ fn appended(mut records: Vec<GrowthRecord>, record: GrowthRecord) -> Vec<GrowthR
     records
 }
 
-fn rungs(view: &View) -> Vec<&RungStatus> {
-    let replicas = view
-        .replicas
-        .iter()
-        .filter_map(|each| each.status.as_ref()?.rung.as_ref());
-    let target = view
-        .target
-        .iter()
-        .filter_map(|each| each.status.as_ref()?.rung.as_ref());
-    let attached = view
-        .attachments
-        .iter()
-        .filter_map(|each| each.status.as_ref());
-    replicas
-        .chain(target)
-        .chain(attached.flat_map(|status| &status.rungs))
-        .collect()
-}
-
 /// The time of each rung that was raised for this growth; the slowest where there are several.
 fn rung_times(view: &View, since: &MicroTime) -> Vec<RungTime> {
     let mut times: Vec<RungTime> = Vec::new();
-    for status in rungs(view) {
+    for status in view.rungs() {
         let Some(raised) = status.raised.as_ref().filter(|raised| raised.at >= *since) else {
             continue;
         };
@@ -187,8 +166,8 @@ fn rung_times(view: &View, since: &MicroTime) -> Vec<RungTime> {
 
 /// The moment when the last rung was raised, or now if none was.
 fn finished_at(view: &View, now: &MicroTime) -> MicroTime {
-    let raised = rungs(view)
-        .into_iter()
+    let raised = view
+        .rungs()
         .filter_map(|status| Some(status.raised.as_ref()?.at.clone()));
     raised.max().unwrap_or_else(|| now.clone())
 }

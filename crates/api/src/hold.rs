@@ -109,6 +109,27 @@ reasons! {
     KernelRefused:
         "The kernel refused an operation on the volume.",
         "Read the message for the operation and its error; `trellis doctor` checks this machine.";
+    GeometryLimit:
+        "The filesystem was made with a geometry that cannot reach the size that is asked for.",
+        "Lower the request with `trellis cancel`, or copy the data to a new claim.";
+    OperationRunning:
+        "Another operation on the filesystem is running, such as a balance or a resize.",
+        "Wait for it to end; the growth goes on by itself.";
+    FilesystemUnclean:
+        "The idle filesystem was not unmounted cleanly, and it is not touched before its journal has been replayed.",
+        "Mount the claim with `trellis mount`: the journal is replayed and the filesystem grows as part of it.";
+    FilesystemDown:
+        "The mounted filesystem has stopped: it has shut itself down, or what is below it does not answer.",
+        "Look at the disk below, unmount the claim and mount it again.";
+    MountGone:
+        "Somebody else has unmounted the volume.",
+        "Nothing, while the claim is in use: it is mounted again by itself. If that repeats, find out who unmounts it.";
+    DeviceShrunk:
+        "The file or the device below is smaller than what it carries; a part of the data is cut off.",
+        "Restore the file to at least its former size and its former content; nothing is written meanwhile.";
+    ForeignUse:
+        "Another process uses the volume as its own.",
+        "Stop the other agent or program; the message names it as far as it is known.";
     InUse:
         "The claim is being deleted while something still uses it.",
         "Unmount it with `trellis umount`; it goes away by itself then.";

@@ -11,13 +11,11 @@ use serde::Serialize;
 
 use crate::exec::Program;
 use crate::filesystem::{FilesystemKind, maker};
+use crate::sys::capability::{self, Capability};
 use crate::sys::mountinfo;
 
 /// A program's version is asked for, and a program that hangs on that is as good as absent.
 const VERSION_TIME_MAX: Duration = Duration::from_secs(5);
-
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_SYS_RESOURCE: u32 = 24;
 
 /// One fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -178,26 +176,25 @@ fn filesystems() -> Vec<Finding> {
 }
 
 fn capabilities() -> Vec<Finding> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .map(str::trim);
-    let effective = line.and_then(|text| u64::from_str_radix(text, 16).ok());
-    let has =
-        |bit: u32| effective.map_or(FindingState::Unknown, |set| (set >> bit & 1 == 1).into());
-    let detail = format!("CapEff {}", line.unwrap_or("unreadable"));
+    let effective = capability::effective_text();
+    let has = |wanted| {
+        let set = effective
+            .as_deref()
+            .and_then(|text| capability::in_text(text, wanted));
+        set.map_or(FindingState::Unknown, FindingState::from)
+    };
+    let detail = format!("CapEff {}", effective.as_deref().unwrap_or("unreadable"));
     vec![
         Finding {
-            name: "CAP_SYS_ADMIN",
-            state: has(CAP_SYS_ADMIN),
+            name: Capability::SysAdmin.name(),
+            state: has(Capability::SysAdmin),
             detail: detail.clone(),
             costs: "attaching, mounting and growing volumes on this node",
             remedy: "run as root with CAP_SYS_ADMIN (a privileged container)",
         },
         Finding {
-            name: "CAP_SYS_RESOURCE",
-            state: has(CAP_SYS_RESOURCE),
+            name: Capability::SysResource.name(),
+            state: has(Capability::SysResource),
             detail,
             costs: "growing a mounted ext4 or ext3; xfs and btrfs grow without it",
             remedy: "grant CAP_SYS_RESOURCE, or use xfs",

@@ -1,5 +1,6 @@
 //! The one error type of the crate: what happened, to what, and what to do about it.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -122,10 +123,87 @@ pub enum Error {
     },
 
     /// The filesystem has recorded errors and does not grow until they are repaired.
-    #[error("the filesystem at {what} has recorded errors; unmount it, run its check program, and retry", what = .what.display())]
+    #[error("the filesystem at {what} has recorded errors; unmount it, run `{repair}`, and retry", what = .what.display())]
     FilesystemErrors {
         /// The mount point or device.
         what: PathBuf,
+        /// What repairs it.
+        repair: Repair,
+    },
+
+    /// The filesystem does not answer any more: it has shut itself down, or its device fails.
+    #[error("the filesystem at {what} has stopped; look at the disk below, then unmount it and mount it again", what = .what.display())]
+    FilesystemDown {
+        /// The mount point.
+        what: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+
+    /// An idle filesystem was left in the middle of its work.
+    #[error("the {kind} filesystem on {device} was not unmounted cleanly; mount it, which replays its journal", device = .device.display())]
+    FilesystemUnclean {
+        /// The device.
+        device: PathBuf,
+        /// The filesystem.
+        kind: FilesystemKind,
+    },
+
+    /// The filesystem was made so that it cannot become that large.
+    #[error(
+        "the {kind} filesystem at {what} cannot become {wanted}, its geometry ends at {limit}; \
+         ask for that at most, or copy the data to a new volume",
+        what = .what.display()
+    )]
+    GeometryLimit {
+        /// The mount point or device.
+        what: PathBuf,
+        /// The filesystem.
+        kind: FilesystemKind,
+        /// The largest size that it can have.
+        limit: Bytes,
+        /// What was wanted.
+        wanted: Bytes,
+    },
+
+    /// The kernel does not grow a filesystem with these features.
+    #[error("this kernel does not grow the {kind} filesystem at {what} with the features that it has; use its own tools", what = .what.display())]
+    GrowthUnsupported {
+        /// The mount point.
+        what: PathBuf,
+        /// The filesystem.
+        kind: FilesystemKind,
+    },
+
+    /// The filesystem does one such operation at a time, and another one is running.
+    #[error("another operation on the filesystem at {what} is running; retry when it has ended", what = .what.display())]
+    OperationRunning {
+        /// The mount point.
+        what: PathBuf,
+    },
+
+    /// The device ends before the filesystem that is on it.
+    #[error(
+        "{device} has only {size}, but its filesystem has {filesystem}: it has been cut off; \
+         restore what is below to at least that size",
+        device = .device.display()
+    )]
+    DeviceCutOff {
+        /// The device.
+        device: PathBuf,
+        /// What the device has.
+        size: Bytes,
+        /// What the filesystem has.
+        filesystem: Bytes,
+    },
+
+    /// Another process has the volume as its own.
+    #[error("{what} is used by another process{owner}; stop it and retry", what = .what.display(), owner = owner(*.pid))]
+    ForeignUse {
+        /// The volume's file.
+        what: PathBuf,
+        /// The process, if the kernel tells it here.
+        pid: Option<u32>,
     },
 
     /// The filesystem cannot be grown in the mode it is mounted.
@@ -279,6 +357,27 @@ pub enum Error {
     },
 }
 
+/// The command that repairs a filesystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// The filesystem.
+    pub kind: FilesystemKind,
+    /// The device that it is on.
+    pub device: PathBuf,
+}
+
+impl fmt::Display for Repair {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let program = match self.kind {
+            FilesystemKind::Xfs => "xfs_repair",
+            // Its repair mode can make things worse; what the check says comes first.
+            FilesystemKind::Btrfs => "btrfs check",
+            FilesystemKind::Ext4 | FilesystemKind::Ext3 => "e2fsck -f",
+        };
+        write!(out, "{program} {}", self.device.display())
+    }
+}
+
 /// What makes a path unusable for publishing or staging.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathProblem {
@@ -337,6 +436,10 @@ fn in_use(holders: &[Holder], covered_by: Option<&Mount>) -> String {
             holders::sentence(holders)
         ),
     }
+}
+
+fn owner(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" ({pid})")).unwrap_or_default()
 }
 
 /// Puts the action and the subject to a kernel error.

@@ -20,6 +20,7 @@ pub mod exec;
 pub mod filesystem;
 mod holders;
 pub mod probe;
+mod reason;
 pub mod sys;
 pub mod volume;
 

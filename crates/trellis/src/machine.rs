@@ -11,7 +11,6 @@ use trellis_control::agent::machine::{
     Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
 };
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
-use trellis_node::error::PathProblem;
 use trellis_node::sys::loopdev;
 use trellis_node::{probe, volume};
 use uuid::Uuid;
@@ -416,30 +415,5 @@ fn is_no_space(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 fn node_hold(error: trellis_node::Error) -> Hold {
-    use trellis_node::Error;
-    let reason = match &error {
-        Error::Busy { .. } => HoldReason::StillInUse,
-        Error::MissingCapability { .. } => HoldReason::MissingCapability,
-        Error::FilesystemErrors { .. } => HoldReason::FilesystemErrors,
-        Error::ReadOnly { .. } => HoldReason::ReadOnly,
-        Error::ManyDevices { .. } | Error::NotThatFilesystem { .. } => {
-            HoldReason::FilesystemUnsupported
-        }
-        Error::NotEmpty { .. }
-        | Error::OtherFilesystem { .. }
-        | Error::BadIntent { .. }
-        | Error::OtherIdentity { .. } => HoldReason::ForeignData,
-        Error::ProgramMissing { .. } => HoldReason::MissingProgram,
-        Error::UnusablePath { reason, .. } => match reason {
-            PathProblem::NotAbsolute
-            | PathProblem::Symlink
-            | PathProblem::ParentNotADirectory
-            | PathProblem::LinkLoop
-            | PathProblem::TooLong => HoldReason::PathInvalid,
-            _ => HoldReason::PathBusy,
-        },
-        Error::NotAttached { .. } => HoldReason::DeviceGone,
-        _ => HoldReason::KernelRefused,
-    };
-    Hold::new(reason, sentence(&error))
+    Hold::new(error.reason(), sentence(&error))
 }

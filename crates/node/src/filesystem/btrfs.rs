@@ -1,13 +1,10 @@
 //! btrfs on one device.
 
-use std::fs::File;
-use std::path::Path;
-
 use rustix::io::Errno;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
-use super::{FilesystemKind, State, Superblock, read};
+use super::{Mounted, State, Superblock, read};
 use crate::error::{Error, Result};
 use crate::sys::fsctl;
 
@@ -16,6 +13,9 @@ pub(super) const SUPERBLOCK_BYTES: usize = 4096;
 pub(super) const MAGIC: &[u8; 8] = b"_BHRfS_M";
 /// What mkfs.btrfs writes until it is done.
 pub(super) const MAGIC_UNFINISHED: &[u8; 8] = b"!BHRfS_M";
+
+/// The driver has found damage.
+const FLAG_ERROR: u64 = 1 << 2;
 
 /// Device numbers are looked for up to this one.
 const DEVICE_ID_MAX: u64 = 1024;
@@ -34,27 +34,17 @@ pub struct BtrfsGeometry {
 }
 
 impl BtrfsGeometry {
-    pub(super) fn of_mounted(place: &File, mount_point: &Path) -> Result<Self> {
-        let failed = |errno: Errno| Error::Io {
-            action: "read the geometry of",
-            path: mount_point.to_owned(),
-            source: errno.into(),
-        };
-        let info = fsctl::btrfs_info(place).map_err(|errno| match errno {
-            Errno::NOTTY => Error::NotThatFilesystem {
-                what: mount_point.to_owned(),
-                kind: FilesystemKind::Btrfs,
-            },
-            other => failed(other),
-        })?;
+    pub(super) fn of_mounted(mounted: &Mounted<'_>) -> Result<Self> {
+        let failed = |errno| mounted.refused("read the geometry of", errno);
+        let info = fsctl::btrfs_info(&mounted.place).map_err(failed)?;
         if info.devices != 1 {
             return Err(Error::ManyDevices {
-                what: mount_point.to_owned(),
+                what: mounted.mount_point.to_owned(),
                 devices: info.devices,
             });
         }
         for device_id in 1..=info.device_id_max.min(DEVICE_ID_MAX) {
-            match fsctl::btrfs_device_bytes(place, device_id) {
+            match fsctl::btrfs_device_bytes(&mounted.place, device_id) {
                 Ok(device_bytes) => {
                     return Ok(BtrfsGeometry {
                         sector: info.sector,
@@ -81,36 +71,18 @@ impl BtrfsGeometry {
         Bytes::new(device.get() / sector * sector)
     }
 
-    pub(super) fn grow(&self, place: &File, wanted: Bytes, mount_point: &Path) -> Result<()> {
-        fsctl::btrfs_resize(place, self.device_id, wanted.get()).map_err(|errno| match errno {
-            Errno::ROFS => Error::ReadOnly {
-                what: mount_point.to_owned(),
-            },
-            Errno::PERM => Error::MissingCapability {
-                what: mount_point.to_owned(),
-                capability: "CAP_SYS_ADMIN",
-            },
-            // A balance, a device replacement or another resize is running.
-            Errno::INPROGRESS | Errno::BUSY => Error::Busy {
-                what: mount_point.to_owned(),
-                holders: Vec::new(),
-                covered_by: None,
-            },
-            Errno::UCLEAN | Errno::IO => Error::FilesystemErrors {
-                what: mount_point.to_owned(),
-            },
-            other => Error::Io {
-                action: "grow",
-                path: mount_point.to_owned(),
-                source: other.into(),
-            },
-        })
+    pub(super) fn grow(&self, mounted: &Mounted<'_>, wanted: Bytes) -> Result<()> {
+        fsctl::btrfs_resize(&mounted.place, self.device_id, wanted.get())
+            .map_err(|errno| mounted.refused("grow", errno))
     }
 }
 
 /// Reads a superblock; `None` if it is not one of btrfs.
 pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<BtrfsGeometry>> {
+    let (flags, log_root) = (read::le64(bytes, 0x38)?, read::le64(bytes, 0x60)?);
     let state = match &read::array::<8>(bytes, 0x40)? {
+        MAGIC if flags & FLAG_ERROR != 0 => State::Errors,
+        MAGIC if log_root != 0 => State::Unclean,
         MAGIC => State::Clean,
         MAGIC_UNFINISHED => State::Unfinished,
         _ => return None,

@@ -1,15 +1,14 @@
 //! ext4 and ext3: block groups of a size that the block size decides.
 
-use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::io::Errno;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
-use super::{FilesystemKind, State, Superblock, read};
-use crate::error::{Error, Result};
-use crate::sys::fsctl;
+use super::{FilesystemKind, Mounted, State, Superblock, read};
+use crate::error::Result;
+use crate::sys::{block, fsctl};
 
 pub(super) const SUPERBLOCK_OFFSET: u64 = 1024;
 pub(super) const SUPERBLOCK_BYTES: usize = 1024;
@@ -32,8 +31,24 @@ const RO_COMPAT_EXT4: u32 = !0x7;
 const LAST_GROUP_USEFUL_BLOCKS: u64 = 50;
 /// What the reserve of group descriptors can serve at most, with 4 KiB blocks and 64-byte descriptors.
 const RESERVE_BYTES_MAX: u64 = 8 << 40;
-/// The growth for which descriptors are reserved.
-const RESERVE_FACTOR: u64 = 1024;
+/// What 32 bits can number in blocks of 4 KiB. It is also what the reserve serves with 32-byte descriptors.
+const EXT3_BYTES_MAX: u64 = (1 << 44) - BLOCK;
+/// The growth for which a filesystem is made.
+const GROWTH_FACTOR: u64 = 1024;
+/// A block group, which one block's bitmap describes.
+const GROUP_BYTES: u64 = BLOCK * 8 * BLOCK;
+/// One inode for so many bytes is what mke2fs makes by default; twice and four times as many for big and
+/// huge devices. Fewer for a longer growth would run out of inodes where nobody expects it.
+const BYTES_PER_INODE: u64 = 16_384;
+const BIG_BYTES: u64 = 4 << 40;
+const HUGE_BYTES: u64 = 16 << 40;
+/// The journal is fixed for life. A small device gets twice the share that mke2fs gives it, up to 64 MiB,
+/// and a large one 1/64 up to what mke2fs gives at most to 100 GiB.
+const JOURNAL_SHARE_SMALL: u64 = 16;
+const JOURNAL_BYTES_SMALL: u64 = 64 << 20;
+const JOURNAL_BYTES_MIN: u64 = 4 << 20;
+const JOURNAL_SHARE: u64 = 64;
+const JOURNAL_BYTES_MAX: u64 = 512 << 20;
 /// The block that is always used, whatever the size: 1 KiB blocks, which mke2fs prefers for small
 /// devices, cannot grow far.
 const BLOCK: u64 = 4096;
@@ -61,8 +76,10 @@ pub struct ExtGeometry {
     pub fixed_descriptor_blocks: Option<u32>,
     /// Whether only some groups have a copy of the superblock.
     pub sparse_copies: bool,
-    /// Whether its superblock has the flag of recorded errors.
-    pub errors: bool,
+    /// Inodes in a group.
+    pub inodes_in_group: u32,
+    /// Whether a block's number may have more than 32 bits.
+    pub wide: bool,
     /// Its identity.
     pub uuid: Uuid,
 }
@@ -131,35 +148,39 @@ impl ExtGeometry {
         !self.sparse_copies || group <= 1 || [3, 5, 7].into_iter().any(is_power_of)
     }
 
-    pub(super) fn grow(&self, place: &File, wanted: Bytes, mount_point: &Path) -> Result<()> {
-        let blocks = wanted.get() / u64::from(self.block).max(1);
-        fsctl::ext_resize(place, blocks).map_err(|errno| match errno {
-            // The driver says EPERM for two causes; the superblock tells which.
-            Errno::PERM if self.errors => Error::FilesystemErrors {
-                what: mount_point.to_owned(),
-            },
-            Errno::PERM => Error::MissingCapability {
-                what: mount_point.to_owned(),
-                capability: "CAP_SYS_RESOURCE",
-            },
-            Errno::ROFS => Error::ReadOnly {
-                what: mount_point.to_owned(),
-            },
-            Errno::BUSY => Error::Busy {
-                what: mount_point.to_owned(),
-                holders: Vec::new(),
-                covered_by: None,
-            },
-            Errno::UCLEAN | Errno::IO => Error::FilesystemErrors {
-                what: mount_point.to_owned(),
-            },
-            other => Error::Io {
-                action: "grow",
-                path: mount_point.to_owned(),
-                source: other.into(),
-            },
-        })
+    /// The largest it can ever be: without the `64bit` feature a block's number has 32 bits, and with
+    /// it an inode's number still has; every group brings its inodes.
+    pub(super) fn limit(&self) -> Bytes {
+        let groups = u64::from(u32::MAX) / u64::from(self.inodes_in_group).max(1);
+        let by_inodes =
+            groups.saturating_mul(u64::from(self.group_blocks)) + u64::from(self.first_block);
+        let by_blocks = match self.wide {
+            true => u64::MAX,
+            false => u64::from(u32::MAX),
+        };
+        Bytes::new(
+            by_inodes
+                .min(by_blocks)
+                .saturating_mul(u64::from(self.block)),
+        )
     }
+
+    pub(super) fn grow(&self, mounted: &Mounted<'_>, wanted: Bytes) -> Result<()> {
+        let blocks = wanted.get() / u64::from(self.block).max(1);
+        fsctl::ext_resize(&mounted.place, blocks).map_err(|errno| mounted.refused("grow", errno))
+    }
+}
+
+/// Whether the superblock on the device records errors now, which may be later than any geometry was
+/// read; unreadable is not recorded.
+pub(super) fn errors_on(device: &Path) -> bool {
+    let read = || -> Option<bool> {
+        let mut bytes = vec![0; SUPERBLOCK_BYTES];
+        let node = block::open(device).ok()?;
+        node.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET).ok()?;
+        Some(parse(&bytes)?.state == State::Errors)
+    };
+    read().unwrap_or(false)
 }
 
 /// Reads a superblock; `None` if it is not one of ext. ext2 has no geometry here: it does not grow.
@@ -188,7 +209,10 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<Option<ExtGeometry>>> {
         u64::from(read::le32(bytes, 0x28)?) * u64::from(read::le16(bytes, 0x58)?.max(128));
     let group_blocks = read::le32(bytes, 0x20).filter(|blocks| *blocks > 0)?;
     let first_meta_group = read::le32(bytes, 0x104)?;
-    let errors = state & STATE_ERRORS != 0;
+    let inodes_in_group = read::le32(bytes, 0x28)?;
+    // A check clears the flag and the count. The driver refuses to grow for the flag alone; the count
+    // also tells of errors that it went on after.
+    let errors = state & STATE_ERRORS != 0 || read::le32(bytes, 0x194)? != 0;
     let geometry = kind.map(|kind| {
         Some(ExtGeometry {
             kind,
@@ -201,7 +225,8 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<Option<ExtGeometry>>> {
             reserved_descriptor_blocks: read::le16(bytes, 0xce)?,
             fixed_descriptor_blocks: (incompat & INCOMPAT_META_BG != 0).then_some(first_meta_group),
             sparse_copies: ro_compat & RO_COMPAT_SPARSE_SUPER != 0,
-            errors,
+            inodes_in_group,
+            wide,
             uuid: Uuid::from_bytes(read::array(bytes, 0x68)?),
         })
     });
@@ -219,23 +244,31 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<Option<ExtGeometry>>> {
     Some(Superblock { geometry, state })
 }
 
-/// The arguments that make an ext filesystem with room for the descriptors of a thousandfold size.
-/// Nothing is discarded, and the inode tables and the journal are left to the kernel to zero, so that
-/// a sparse file stays sparse and making it takes no longer for a large one.
+/// The arguments that make an ext filesystem for a thousandfold growth: room for the descriptors, and
+/// the inodes of a group and the journal, which are fixed for life, as for the size to come rather than
+/// for the present one. Nothing is discarded, and the inode tables and the journal are left to the kernel
+/// to zero, so that a sparse file stays sparse and making it takes no longer for a large one.
 pub(super) fn make_arguments(kind: FilesystemKind, device_size: Bytes, uuid: Uuid) -> Vec<String> {
-    let reserve = device_size
-        .get()
-        .saturating_mul(RESERVE_FACTOR)
-        .min(RESERVE_BYTES_MAX);
-    let mut extended = "nodiscard,lazy_itable_init=1,lazy_journal_init=1".to_owned();
-    if reserve > device_size.get() {
-        extended.push_str(&format!(",resize={}", reserve / BLOCK));
-    }
-    let features = if kind == FilesystemKind::Ext4 {
-        "64bit,resize_inode"
-    } else {
-        "resize_inode"
+    let size = device_size.get();
+    // Descriptors have 64 bytes with the `64bit` feature and 32 without.
+    let (features, reserve_max) = match kind {
+        FilesystemKind::Ext4 => ("64bit,resize_inode", RESERVE_BYTES_MAX),
+        _ => ("resize_inode", EXT3_BYTES_MAX),
     };
+    let reserve = size.saturating_mul(GROWTH_FACTOR).min(reserve_max) / BLOCK;
+    let mut extended = "nodiscard,lazy_itable_init=1,lazy_journal_init=1".to_owned();
+    if reserve > size / BLOCK {
+        extended.push_str(&format!(",resize={reserve}"));
+    }
+    let (by, inodes) = match size {
+        // mke2fs counts for the part of a group that is there; the rest of the group comes later.
+        ..GROUP_BYTES => ("-N", GROUP_BYTES / BYTES_PER_INODE),
+        GROUP_BYTES..BIG_BYTES => ("-i", BYTES_PER_INODE),
+        BIG_BYTES..HUGE_BYTES => ("-i", BYTES_PER_INODE * 2),
+        _ => ("-i", BYTES_PER_INODE * 4),
+    };
+    let small = (size / JOURNAL_SHARE_SMALL).clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_SMALL);
+    let journal = small.max((size / JOURNAL_SHARE).min(JOURNAL_BYTES_MAX)) >> 20;
     [
         "-q",
         "-t",
@@ -244,6 +277,10 @@ pub(super) fn make_arguments(kind: FilesystemKind, device_size: Bytes, uuid: Uui
         &BLOCK.to_string(),
         "-O",
         features,
+        by,
+        &inodes.to_string(),
+        "-J",
+        &format!("size={journal}"),
         "-U",
         &uuid.to_string(),
         "-E",
@@ -251,4 +288,54 @@ pub(super) fn make_arguments(kind: FilesystemKind, device_size: Bytes, uuid: Uui
     ]
     .map(str::to_owned)
     .into()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn geometry(wide: bool, inodes_in_group: u32) -> ExtGeometry {
+        ExtGeometry {
+            kind: FilesystemKind::Ext4,
+            block: 4096,
+            group_blocks: 32_768,
+            blocks: 32_768,
+            first_block: 0,
+            inode_table_blocks: 512,
+            descriptors_in_block: 64,
+            reserved_descriptor_blocks: 0,
+            fixed_descriptor_blocks: None,
+            sparse_copies: true,
+            inodes_in_group,
+            wide,
+            uuid: Uuid::nil(),
+        }
+    }
+
+    #[test]
+    fn the_limit_is_the_smaller_of_block_and_inode_numbers() {
+        // Fails if a growth is tried that overflows the number of a block or of an inode.
+        let tib = Bytes::TIB.get();
+        assert_eq!(geometry(false, 8192).limit().get(), 16 * tib - 4096);
+        assert_eq!(geometry(true, 8192).limit().get(), 64 * tib - (128 << 20));
+        assert_eq!(geometry(true, 32_768).limit().get(), 16 * tib - (128 << 20));
+    }
+
+    #[test]
+    fn a_small_device_gets_the_inodes_of_a_whole_group() {
+        // Fails if the inodes of a group follow from the part of it that is there at first.
+        let inodes = |size: Bytes| {
+            let all = make_arguments(FilesystemKind::Ext4, size, Uuid::nil());
+            let at = all
+                .iter()
+                .position(|one| one == "-i" || one == "-N")
+                .unwrap();
+            (all[at].clone(), all[at + 1].clone())
+        };
+        assert_eq!(inodes(Bytes::mib(16)), ("-N".into(), "8192".into()));
+        assert_eq!(inodes(Bytes::mib(128)), ("-i".into(), "16384".into()));
+        assert_eq!(inodes(Bytes::gib(4096)), ("-i".into(), "32768".into()));
+        assert_eq!(inodes(Bytes::gib(16_384)), ("-i".into(), "65536".into()));
+    }
 }

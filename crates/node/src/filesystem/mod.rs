@@ -17,9 +17,11 @@
 mod btrfs;
 mod ext;
 mod make;
+mod mounted;
+mod outgrown;
+mod refusal;
 mod xfs;
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -35,6 +37,10 @@ pub use btrfs::BtrfsGeometry;
 pub use ext::ExtGeometry;
 pub(crate) use make::require_size;
 pub use make::{make, maker};
+pub(crate) use mounted::Mounted;
+pub use mounted::{grow_mounted, measure_mounted};
+pub use outgrown::{Outgrown, XFS_GROUPS_MANY};
+pub(crate) use refusal::is_down;
 pub use xfs::XfsGeometry;
 
 pub use trellis_api::FilesystemKind;
@@ -86,6 +92,16 @@ impl Geometry {
             Geometry::Ext(geometry) => geometry.largest_fit(device),
         }
     }
+
+    /// The largest size that a filesystem of this shape can ever have, where that is less than what a
+    /// volume can have.
+    pub fn limit(&self) -> Option<Bytes> {
+        match self {
+            // 2^32 groups of at least 16 MiB, and 2^64 bytes, are above every volume.
+            Geometry::Xfs(_) | Geometry::Btrfs(_) => None,
+            Geometry::Ext(geometry) => Some(geometry.limit()),
+        }
+    }
 }
 
 /// What a raise did.
@@ -111,31 +127,6 @@ impl Outcome {
         match self {
             Outcome::Unchanged { size } => size,
             Outcome::Raised { to, .. } => to,
-        }
-    }
-}
-
-/// Measures the filesystem that is mounted at `mount_point` from the device `device`.
-pub fn measure_mounted(
-    kind: FilesystemKind,
-    mount_point: &Path,
-    device: &Path,
-) -> Result<Geometry> {
-    let place = File::open(mount_point).context("open", mount_point)?;
-    let missing = || Error::NotThatFilesystem {
-        what: mount_point.to_owned(),
-        kind,
-    };
-    match kind {
-        FilesystemKind::Xfs => XfsGeometry::of_mounted(&place, mount_point).map(Geometry::Xfs),
-        FilesystemKind::Btrfs => {
-            BtrfsGeometry::of_mounted(&place, mount_point).map(Geometry::Btrfs)
-        }
-        FilesystemKind::Ext4 | FilesystemKind::Ext3 => {
-            measure_idle(kind, device).map_err(|error| match error {
-                Error::NotThatFilesystem { .. } => missing(),
-                other => other,
-            })
         }
     }
 }
@@ -167,37 +158,6 @@ pub fn measure_idle(kind: FilesystemKind, device: &Path) -> Result<Geometry> {
             .and_then(|found| found.geometry.map(Geometry::Ext)),
     };
     geometry.ok_or_else(missing)
-}
-
-/// Raises the filesystem mounted at `mount_point` to fill its device, and reads the size back.
-pub fn grow_mounted(kind: FilesystemKind, mount_point: &Path, device: &Path) -> Result<Outcome> {
-    let node = block::open(device).context("open", device)?;
-    let device_size = block::size(&node).context("read the size of", device)?;
-    let before = measure_mounted(kind, mount_point, device)?;
-    let wanted = before.largest_fit(device_size);
-    if before.size() >= wanted {
-        return Ok(Outcome::Unchanged {
-            size: before.size(),
-        });
-    }
-    let place = File::open(mount_point).context("open", mount_point)?;
-    match before {
-        Geometry::Xfs(geometry) => geometry.grow(&place, wanted, mount_point)?,
-        Geometry::Btrfs(geometry) => geometry.grow(&place, wanted, mount_point)?,
-        Geometry::Ext(geometry) => geometry.grow(&place, wanted, mount_point)?,
-    }
-    let measured = measure_mounted(kind, mount_point, device)?.size();
-    if measured < wanted {
-        return Err(Error::NotRaised {
-            what: mount_point.to_owned(),
-            measured,
-            wanted,
-        });
-    }
-    Ok(Outcome::Raised {
-        from: before.size(),
-        to: measured,
-    })
 }
 
 /// What the superblock on an idle device says.
@@ -238,8 +198,8 @@ pub(crate) mod superblock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Nothing is left to do before mounting, as far as the superblock tells. xfs and btrfs do not
-    /// record an unclean end there; the next mount replays their log.
+    /// Nothing is left to do before mounting, as far as the superblock tells. xfs does not record an
+    /// unclean end there but in its log, which the next mount replays.
     Clean,
     /// It was not unmounted; the next mount replays its journal.
     Unclean,

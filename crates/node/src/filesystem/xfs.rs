@@ -1,19 +1,18 @@
 //! xfs: allocation groups of a size that is fixed when it is made.
 
-use std::fs::File;
-use std::path::Path;
-
-use rustix::io::Errno;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
-use super::{FilesystemKind, State, Superblock, read};
-use crate::error::{Error, Result};
+use super::{Mounted, State, Superblock, read};
+use crate::error::Result;
 use crate::sys::fsctl;
 
 pub(super) const SUPERBLOCK_OFFSET: u64 = 0;
 pub(super) const SUPERBLOCK_BYTES: usize = 512;
 pub(super) const MAGIC: &[u8; 4] = b"XFSB";
+
+/// The mark that no mount is allowed before a repair.
+const INCOMPAT_NEEDS_REPAIR: u32 = 1 << 4;
 
 /// A last group of fewer blocks is not made by the kernel (`XFS_MIN_AG_BLOCKS`).
 const LAST_GROUP_BLOCKS_MIN: u64 = 64;
@@ -49,18 +48,9 @@ pub struct XfsGeometry {
 }
 
 impl XfsGeometry {
-    pub(super) fn of_mounted(place: &File, mount_point: &Path) -> Result<Self> {
-        let raw = fsctl::xfs_geometry(place).map_err(|errno| match errno {
-            Errno::NOTTY => Error::NotThatFilesystem {
-                what: mount_point.to_owned(),
-                kind: FilesystemKind::Xfs,
-            },
-            other => Error::Io {
-                action: "read the geometry of",
-                path: mount_point.to_owned(),
-                source: other.into(),
-            },
-        })?;
+    pub(super) fn of_mounted(mounted: &Mounted<'_>) -> Result<Self> {
+        let raw = fsctl::xfs_geometry(&mounted.place)
+            .map_err(|errno| mounted.refused("read the geometry of", errno))?;
         Ok(XfsGeometry {
             block: raw.block,
             group_blocks: raw.group_blocks,
@@ -68,6 +58,12 @@ impl XfsGeometry {
             inode_percent_max: raw.inode_percent_max,
             uuid: raw.uuid,
         })
+    }
+
+    /// How many allocation groups it has.
+    pub fn groups(&self) -> u64 {
+        self.data_blocks
+            .div_ceil(u64::from(self.group_blocks).max(1))
     }
 
     pub(super) fn size(&self) -> Bytes {
@@ -90,31 +86,10 @@ impl XfsGeometry {
         Bytes::new((blocks - dropped) * block)
     }
 
-    pub(super) fn grow(&self, place: &File, wanted: Bytes, mount_point: &Path) -> Result<()> {
+    pub(super) fn grow(&self, mounted: &Mounted<'_>, wanted: Bytes) -> Result<()> {
         let blocks = wanted.get() / u64::from(self.block).max(1);
-        fsctl::xfs_grow(place, blocks, self.inode_percent_max).map_err(|errno| match errno {
-            Errno::ROFS => Error::ReadOnly {
-                what: mount_point.to_owned(),
-            },
-            Errno::PERM => Error::MissingCapability {
-                what: mount_point.to_owned(),
-                capability: "CAP_SYS_ADMIN",
-            },
-            Errno::AGAIN => Error::Busy {
-                what: mount_point.to_owned(),
-                holders: Vec::new(),
-                covered_by: None,
-            },
-            // The driver says EUCLEAN or EIO when it has found damage or shut itself down.
-            Errno::UCLEAN | Errno::IO => Error::FilesystemErrors {
-                what: mount_point.to_owned(),
-            },
-            other => Error::Io {
-                action: "grow",
-                path: mount_point.to_owned(),
-                source: other.into(),
-            },
-        })
+        fsctl::xfs_grow(&mounted.place, blocks, self.inode_percent_max)
+            .map_err(|errno| mounted.refused("grow", errno))
     }
 }
 
@@ -132,8 +107,11 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<XfsGeometry>> {
         inode_percent_max: u32::from(*bytes.get(127)?),
     };
     let in_progress = *bytes.get(126)? != 0;
+    let needs_repair = read::be32(bytes, 216)? & INCOMPAT_NEEDS_REPAIR != 0;
     let state = if in_progress {
         State::Unfinished
+    } else if needs_repair {
+        State::Errors
     } else {
         State::Clean
     };

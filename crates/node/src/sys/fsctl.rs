@@ -2,10 +2,11 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
 use std::os::fd::AsFd;
 
-use rustix::io::Result;
-use rustix::ioctl::{Getter, Setter, Updater, ioctl, opcode};
+use rustix::io::{Errno, Result};
+use rustix::ioctl::{Getter, Ioctl, IoctlOutput, Opcode, Setter, Updater, ioctl, opcode};
 use uuid::Uuid;
 
 /// `struct xfs_fsop_geom_v1`: the form that every kernel answers.
@@ -186,7 +187,37 @@ pub fn btrfs_resize(place: impl AsFd, device_id: u64, bytes: u64) -> Result<()> 
     }
     // SAFETY: BTRFS_IOC_RESIZE reads one `struct btrfs_ioctl_vol_args`, which the type lays out; the
     // name is far shorter than its field and so ends with a zero byte.
-    unsafe { ioctl(place, Setter::<BTRFS_RESIZE, BtrfsVolumeRaw>::new(request)) }
+    let answer = unsafe { ioctl(place, BtrfsResize(request)) }?;
+    // The driver answers some refusals with a positive number. The one for a resize is that another
+    // exclusive operation runs.
+    if answer == 0 {
+        Ok(())
+    } else {
+        Err(Errno::INPROGRESS)
+    }
+}
+
+/// `BTRFS_IOC_RESIZE`, whose return value matters.
+struct BtrfsResize(BtrfsVolumeRaw);
+
+// SAFETY: the opcode is the driver's for a pointer to `struct btrfs_ioctl_vol_args`, which the type lays
+// out and the kernel only reads; the output is the plain return value.
+unsafe impl Ioctl for BtrfsResize {
+    type Output = IoctlOutput;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        BTRFS_RESIZE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        (&raw mut self.0).cast()
+    }
+
+    // SAFETY: the pointer is not used.
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> Result<IoctlOutput> {
+        Ok(out)
+    }
 }
 
 /// Grows the ext3 or ext4 that `place` is in to so many blocks.

@@ -4,6 +4,7 @@
 //! sentence that makes it sound. What is decided with the numbers is decided elsewhere.
 
 pub mod block;
+pub mod capability;
 pub mod fsctl;
 pub mod loopdev;
 pub mod mount;

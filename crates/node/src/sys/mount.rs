@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
@@ -84,15 +84,24 @@ pub fn open_place(parent: impl AsFd, name: &std::ffi::OsStr) -> rustix::io::Resu
     )
 }
 
-/// The number, as in mountinfo, of the mount whose root `place` is; `None` if it is not a root.
+/// The number, as in mountinfo, of the mount that `place` was opened through. No filesystem is asked,
+/// so this also answers for one that has stopped or hangs.
+pub fn mount_id(place: impl AsFd) -> io::Result<u64> {
+    let number = place.as_fd().as_raw_fd();
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The number, as in mountinfo, of the mount whose root `place` is; `None` if it is not a root. `place`
+/// was opened by its name in `parent`, so it is in another mount than `parent` only as a root.
 ///
 /// This asks the kernel about the very place that was opened. Comparing paths with mountinfo would
 /// also find a mount that another one hides.
-pub fn root_mount_id(place: impl AsFd) -> rustix::io::Result<Option<u64>> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let answer = rustix::fs::statx(place, "", flags, StatxFlags::MNT_ID)?;
-    let is_root = answer.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
-    Ok(is_root.then_some(answer.stx_mnt_id))
+pub fn root_mount_id(parent: impl AsFd, place: impl AsFd) -> io::Result<Option<u64>> {
+    let id = mount_id(place)?;
+    Ok((id != mount_id(parent)?).then_some(id))
 }
 
 /// The path of an open descriptor's file as the kernel names it now.

@@ -39,6 +39,13 @@ impl Mount {
         has_option(&self.options, "ro") || has_option(&self.super_options, "ro")
     }
 
+    /// Whether the filesystem has turned itself read-only, which drivers do when they find damage. Who
+    /// asks for a read-only mount gets the option on the mount as well.
+    pub fn stopped_writing(&self) -> bool {
+        let stopped = |option| has_option(&self.super_options, option);
+        !has_option(&self.options, "ro") && (stopped("ro") || stopped("emergency_ro"))
+    }
+
     /// The mount in a few words, for a sentence.
     pub fn describe(&self) -> String {
         let mode = if self.read_only() {

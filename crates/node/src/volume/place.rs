@@ -16,6 +16,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
 use crate::error::{Context, Error, PathProblem, Result};
+use crate::filesystem;
 use crate::holders;
 use crate::sys::block::DeviceNumber;
 use crate::sys::mount;
@@ -91,25 +92,44 @@ impl Place {
 
     /// What is at the path: its descriptor and status, or `None` if nothing is.
     pub(super) fn look(&self) -> Result<Option<(OwnedFd, Stat)>> {
-        let place = match mount::open_place(&self.parent, &self.name) {
-            Ok(place) => place,
-            // A name that is too long for the kernel is nobody's.
-            Err(Errno::NOENT | Errno::NAMETOOLONG) => return Ok(None),
-            Err(errno) => return Err(errno).context("open", &self.path),
+        let Some(place) = self.open_there()? else {
+            return Ok(None);
         };
-        let stat = rustix::fs::fstat(&place).context("look at", &self.path)?;
-        Ok(Some((place, stat)))
+        match rustix::fs::fstat(&place) {
+            Ok(stat) => Ok(Some((place, stat))),
+            Err(errno) if filesystem::is_down(errno) => Err(Error::FilesystemDown {
+                what: self.path.clone(),
+                source: errno.into(),
+            }),
+            Err(errno) => Err(errno).context("look at", &self.path),
+        }
+    }
+
+    /// A descriptor for what is at the path, without asking its filesystem anything.
+    fn open_there(&self) -> Result<Option<OwnedFd>> {
+        match mount::open_place(&self.parent, &self.name) {
+            Ok(place) => Ok(Some(place)),
+            // A name that is too long for the kernel is nobody's.
+            Err(Errno::NOENT | Errno::NAMETOOLONG) => Ok(None),
+            Err(errno) => Err(errno).context("open", &self.path),
+        }
     }
 
     /// The mount that is visible here, if this is a mount point.
     pub(super) fn mounted(&self) -> Result<Option<Mount>> {
-        let Some((place, _)) = self.look()? else {
-            return Ok(None);
-        };
-        let Some(id) = mount::root_mount_id(&place).context("look at", &self.path)? else {
+        let Some(id) = self.mounted_id()? else {
             return Ok(None);
         };
         Ok(mountinfo::read()?.into_iter().find(|mount| mount.id == id))
+    }
+
+    /// The number of the mount that is visible here, if this is a mount point. This works for a
+    /// filesystem that has stopped as well: it has to be found to be taken away.
+    pub(super) fn mounted_id(&self) -> Result<Option<u64>> {
+        let Some(place) = self.open_there()? else {
+            return Ok(None);
+        };
+        mount::root_mount_id(&self.parent, &place).context("look at", &self.path)
     }
 
     /// A descriptor to mount on: what is there if it fits, or made anew and marked. Nothing that is

@@ -200,14 +200,11 @@ pub fn unpublish(path: &Path, device: Option<DeviceNumber>) -> Result<bool> {
     };
     let was_mounted = match place.mounted()? {
         Some(found) => {
-            let node = place
-                .look()?
-                .map(|(_, stat)| stat)
-                .filter(|stat| is_node(stat.st_mode));
-            let ours = device.is_some_and(|device| {
-                found.is_of(device)
-                    || node.is_some_and(|stat| DeviceNumber::from_stat(stat.st_rdev) == device)
-            });
+            // A filesystem of the device is not asked anything: it may have stopped.
+            let ours = match device {
+                Some(device) => found.is_of(device) || shows(&place, device)?,
+                None => false,
+            };
             if !ours {
                 refuse_covered(&place.path, device)?;
                 return Err(place.taken_by(&found));
@@ -223,6 +220,12 @@ pub fn unpublish(path: &Path, device: Option<DeviceNumber>) -> Result<bool> {
     };
     place.remove_if_made_here()?;
     Ok(was_mounted)
+}
+
+/// Whether the place is the node of that device.
+fn shows(place: &Place, device: DeviceNumber) -> Result<bool> {
+    let node = place.look()?.filter(|(_, stat)| is_node(stat.st_mode));
+    Ok(node.is_some_and(|(_, stat)| DeviceNumber::from_stat(stat.st_rdev) == device))
 }
 
 fn is_node(mode: u32) -> bool {

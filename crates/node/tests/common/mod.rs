@@ -11,6 +11,7 @@ use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
 use trellis_api::Bytes;
 use trellis_node::filesystem::{FilesystemKind, Outcome};
+use trellis_node::sys::capability::{self, Capability};
 use trellis_node::sys::{loopdev, mountinfo};
 use trellis_node::volume::{self, AttachedDevice};
 
@@ -195,4 +196,19 @@ impl Stream {
             chunk.copy_from_slice(&self.0.to_le_bytes());
         }
     }
+}
+
+/// Whether this kernel lets this process grow a mounted ext4 or ext3. Says so where it does not.
+pub fn can_grow_ext() -> bool {
+    let can = capability::is_effective(Capability::SysResource);
+    if !can {
+        println!("no CAP_SYS_RESOURCE here: the growth of ext is only seen to be refused by name");
+    }
+    can
+}
+
+/// Makes the filesystem mounted there stop, as it does by itself when its disk fails.
+pub fn shut_down(mount_point: &Path) {
+    let place = mount_point.to_str().unwrap();
+    run("xfs_io", &["-x", "-c", "shutdown -f", place]);
 }

@@ -67,6 +67,14 @@ steps! {
     DeviceRaised = "device-raised",
     /// Growth: the filesystem has the new size.
     FilesystemRaised = "filesystem-raised",
+    /// Growth of an idle filesystem: a device that lives as long as this process carries the data file.
+    IdleAttached = "idle-attached",
+    /// Growth of an idle filesystem: it is mounted where no path leads.
+    IdleMounted = "idle-mounted",
+    /// Growth of an idle filesystem: it has the new size.
+    IdleRaised = "idle-raised",
+    /// Growth of an idle filesystem: mount and device are gone again.
+    IdleReleased = "idle-released",
     /// Growth: the claim's status says the new size.
     ClaimFinished = "claim-finished",
     /// Removal: the consumer's path is gone.
@@ -82,6 +90,15 @@ steps! {
 }
 
 impl Step {
+    /// Whether the step belongs to the growth of a filesystem that nobody uses. A claim that is mounted
+    /// all the time never gets there.
+    pub const fn is_of_idle_growth(self) -> bool {
+        matches!(
+            self,
+            Step::IdleAttached | Step::IdleMounted | Step::IdleRaised | Step::IdleReleased
+        )
+    }
+
     /// The step of that name.
     pub fn from_name(name: &str) -> Option<Step> {
         Step::ALL.iter().copied().find(|step| step.name() == name)

@@ -4,7 +4,8 @@
 //! runs it on a thread that may block. The happy path of a volume is
 //! [`volume::attach`] → [`volume::ensure_filesystem`] → [`volume::stage`] → [`volume::publish`], and
 //! the way back is [`volume::unpublish`] → [`volume::unstage`] → [`volume::detach`]. In between,
-//! [`volume::grow_device`] and [`volume::grow_filesystem`] raise the two rungs that live on a node.
+//! [`volume::grow_device`] and [`volume::grow_filesystem`] raise the two rungs that live on a node;
+//! [`volume::grow_idle`] raises the filesystem of a volume that nobody uses.
 //!
 //! Invariant: every operation first observes and does only what is missing, so each may be repeated
 //! after a crash at any point. Every size that is returned was read back from the kernel.

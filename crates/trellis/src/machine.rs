@@ -127,6 +127,9 @@ impl ThisMachine {
         }];
         if stage.filesystem.is_some() {
             let Some(filesystem) = seen.filesystem else {
+                if let Some(fault) = seen.faults.first() {
+                    return Err(Hold::new(fault.reason(), fault.to_string()));
+                }
                 let message = format!(
                     "{} carries no filesystem that can be read.",
                     device.path.display()

@@ -21,6 +21,7 @@ mod mounted;
 mod outgrown;
 mod refusal;
 mod xfs;
+mod xfs_log;
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -37,11 +38,12 @@ pub use btrfs::BtrfsGeometry;
 pub use ext::ExtGeometry;
 pub(crate) use make::require_size;
 pub use make::{make, maker};
-pub(crate) use mounted::Mounted;
+pub(crate) use mounted::{Mounted, growth};
 pub use mounted::{grow_mounted, measure_mounted};
 pub use outgrown::{Outgrown, XFS_GROUPS_MANY};
 pub(crate) use refusal::is_down;
 pub use xfs::XfsGeometry;
+pub(crate) use xfs_log::is_clean as xfs_log_is_clean;
 
 pub use trellis_api::FilesystemKind;
 
@@ -158,6 +160,12 @@ pub fn measure_idle(kind: FilesystemKind, device: &Path) -> Result<Geometry> {
             .and_then(|found| found.geometry.map(Geometry::Ext)),
     };
     geometry.ok_or_else(missing)
+}
+
+/// Whether the superblock on the device has errors recorded by the driver, mounted or not.
+pub(crate) fn has_recorded_errors(kind: FilesystemKind, device: &Path) -> bool {
+    let is_ext = matches!(kind, FilesystemKind::Ext4 | FilesystemKind::Ext3);
+    is_ext && ext::errors_on(device)
 }
 
 /// What the superblock on an idle device says.

@@ -42,7 +42,7 @@ impl<'a> Mounted<'a> {
     }
 
     /// The filesystem whose root is open already.
-    fn at(
+    pub(crate) fn at(
         kind: FilesystemKind,
         place: File,
         mount_point: &'a Path,
@@ -100,7 +100,7 @@ impl<'a> Mounted<'a> {
 
 /// The size to which a filesystem of that shape can be raised on its device, `None` if it is there
 /// already. A device that ends before its filesystem, and a size that the shape cannot reach, are errors.
-fn growth(before: &Geometry, what: &Path, device: &Path) -> Result<Option<Bytes>> {
+pub(crate) fn growth(before: &Geometry, what: &Path, device: &Path) -> Result<Option<Bytes>> {
     let node = block::open(device).context("open", device)?;
     let device_size = block::size(&node).context("read the size of", device)?;
     if before.size() > device_size {

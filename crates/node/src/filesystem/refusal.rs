@@ -7,7 +7,7 @@
 
 use rustix::io::Errno;
 
-use super::{FilesystemKind, Mounted, ext};
+use super::{FilesystemKind, Mounted};
 use crate::error::{Error, Repair};
 use crate::sys::capability::{self, Capability};
 use crate::sys::mount;
@@ -50,7 +50,7 @@ impl Mounted<'_> {
             FilesystemKind::Ext4 | FilesystemKind::Ext3 => Capability::SysResource,
             FilesystemKind::Xfs | FilesystemKind::Btrfs => Capability::SysAdmin,
         };
-        if self.has_recorded_errors() {
+        if super::has_recorded_errors(self.kind, self.device) {
             self.damaged()
         } else if !capability::is_effective(needed) {
             Error::MissingCapability {
@@ -76,11 +76,6 @@ impl Mounted<'_> {
         }
     }
 
-    fn has_recorded_errors(&self) -> bool {
-        let is_ext = matches!(self.kind, FilesystemKind::Ext4 | FilesystemKind::Ext3);
-        is_ext && ext::errors_on(self.device)
-    }
-
     /// Whether the filesystem turned itself read-only, which no mount asked for.
     fn stopped_writing(&self) -> bool {
         let own = || -> Option<bool> {
@@ -89,7 +84,7 @@ impl Mounted<'_> {
             let own = mounts.iter().find(|mount| mount.id == id)?;
             Some(own.stopped_writing())
         };
-        self.has_recorded_errors() || own().unwrap_or(false)
+        super::has_recorded_errors(self.kind, self.device) || own().unwrap_or(false)
     }
 }
 

@@ -6,6 +6,9 @@
 //! was deleted and made anew under the same name. That identity is all that a restarted process
 //! needs to find its devices again.
 //!
+//! A device that was found once is looked at first the next time: asking one device is one call, asking
+//! all of them grows with their number. What is remembered is only where to look; the kernel confirms it.
+//!
 //! Two choices are made here. The logical block is 512 bytes, so that a volume looks the same on a
 //! loop device, over iSCSI and as a disk in a machine: a partition table counts in logical blocks and
 //! is unreadable when the count changes. Autoclear is off, so that a device outlives the process
@@ -13,13 +16,15 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -54,6 +59,15 @@ const CLAIM_PAUSE: Duration = Duration::from_millis(2);
 /// Held while a device is looked for and made: two threads that attach one file at the same moment
 /// must not end with two devices on it, each with a cache of its own.
 static ATTACHING: Mutex<()> = Mutex::new(());
+
+/// A file's own identity: the device and the inode.
+pub type FileIdentity = (DeviceNumber, u64);
+
+/// Where a file's device was found last. Forgotten all at once when it becomes large.
+static FOUND: Mutex<BTreeMap<FileIdentity, PathBuf>> = Mutex::new(BTreeMap::new());
+const FOUND_MAX: usize = 4096;
+/// How often all devices were asked.
+static SEARCHES: AtomicU64 = AtomicU64::new(0);
 
 /// `struct loop_info64`.
 #[repr(C)]
@@ -130,6 +144,13 @@ pub struct LoopDevice {
     pub autoclear: bool,
 }
 
+impl LoopDevice {
+    /// The identity of the file that it carries.
+    pub fn identity(&self) -> FileIdentity {
+        (self.backing_device, self.backing_inode)
+    }
+}
+
 /// A device on a file, and whether it had to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
@@ -153,21 +174,62 @@ pub fn attach(backing: &Path, read_only: bool) -> Result<Attached> {
     if let Some(found) = find_by_file(&file, backing)? {
         return adopt(found, backing, read_only);
     }
+    let flags = if read_only { FLAG_READ_ONLY } else { 0 };
+    let (device, _) = make(&file, backing, flags)?;
+    Ok(Attached {
+        device,
+        adopted: false,
+    })
+}
+
+/// A device that goes away by itself when this and everything else that has it open is closed, and so
+/// also when this process dies.
+#[derive(Debug)]
+pub struct Temporary {
+    /// The device.
+    pub device: LoopDevice,
+    /// What keeps it.
+    node: File,
+}
+
+impl Temporary {
+    /// Lets go of the device.
+    pub fn release(self) -> LoopDevice {
+        drop(self.node);
+        self.device
+    }
+}
+
+/// Puts a device that vanishes with its last user on `backing`, or answers the one that is already on it.
+pub fn attach_temporary(backing: &Path) -> Result<std::result::Result<Temporary, LoopDevice>> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(backing)
+        .context("open", backing)?;
+    let _one_at_a_time = ATTACHING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = find_by_file(&file, backing)? {
+        return Ok(Err(found));
+    }
+    let (device, node) = make(&file, backing, FLAG_AUTOCLEAR)?;
+    Ok(Ok(Temporary { device, node }))
+}
+
+/// Configures a free device, and answers it with the descriptor that was used.
+fn make(file: &File, backing: &Path, flags: u32) -> Result<(LoopDevice, File)> {
     let control = File::open(CONTROL).context("open", CONTROL)?;
     for _ in 0..CLAIM_ATTEMPTS_MAX {
         // SAFETY: LOOP_CTL_GET_FREE takes no argument and answers by its return value.
         let index =
             unsafe { ioctl(&control, GetFree) }.context("ask for a free device at", CONTROL)?;
         let path = PathBuf::from(format!("/dev/loop{index}"));
-        match configure(&path, &file, backing, read_only) {
-            Ok(()) => {
+        match configure(&path, file, backing, flags) {
+            Ok(node) => {
                 let device = status_of(&path)?
                     .ok_or(Errno::NXIO)
                     .context("read back", &path)?;
-                return Ok(Attached {
-                    device,
-                    adopted: false,
-                });
+                remember(&device);
+                return Ok((device, node));
             }
             // Taken by somebody else since, or its node is not made yet.
             Err(Errno::BUSY | Errno::NOENT | Errno::NXIO) => thread::sleep(CLAIM_PAUSE),
@@ -289,18 +351,18 @@ fn adopt(mut found: LoopDevice, backing: &Path, read_only: bool) -> Result<Attac
     })
 }
 
-fn configure(path: &Path, file: &File, backing: &Path, read_only: bool) -> rustix::io::Result<()> {
+fn configure(path: &Path, file: &File, backing: &Path, flags: u32) -> rustix::io::Result<File> {
     let device = OpenOptions::new()
         .read(true)
-        .write(!read_only)
+        .write(flags & FLAG_READ_ONLY == 0)
         .open(path)
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    let read_only_flag = if read_only { FLAG_READ_ONLY } else { 0 };
-    match set_config(&device, file, backing, FLAG_DIRECT_IO | read_only_flag) {
+    match set_config(&device, file, backing, FLAG_DIRECT_IO | flags) {
         // Kernels differ in whether a refused direct I/O fails the call or falls back by itself.
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => set_config(&device, file, backing, read_only_flag),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => set_config(&device, file, backing, flags),
         other => other,
-    }
+    }?;
+    Ok(device)
 }
 
 fn set_config(device: &File, file: &File, backing: &Path, flags: u32) -> rustix::io::Result<()> {
@@ -348,6 +410,39 @@ fn find_by_file(file: &File, backing: &Path) -> Result<Option<LoopDevice>> {
 }
 
 fn find_by_identity(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Option<LoopDevice>> {
+    let known = found().get(&(device, inode)).cloned();
+    if let Some(path) = known
+        && let Some(still) = status_of(&path)?.filter(|now| now.identity() == (device, inode))
+    {
+        return Ok(Some(still));
+    }
+    let searched = search(device, inode, hint)?;
+    match &searched {
+        Some(device) => remember(device),
+        None => drop(found().remove(&(device, inode))),
+    }
+    Ok(searched)
+}
+
+fn found() -> MutexGuard<'static, BTreeMap<FileIdentity, PathBuf>> {
+    FOUND.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remember(device: &LoopDevice) {
+    let mut found = found();
+    if found.len() >= FOUND_MAX {
+        found.clear();
+    }
+    found.insert(device.identity(), device.path.clone());
+}
+
+/// How often this process had to ask all loop devices for the one of a file.
+pub fn searches() -> u64 {
+    SEARCHES.load(Ordering::Relaxed)
+}
+
+fn search(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Option<LoopDevice>> {
+    SEARCHES.fetch_add(1, Ordering::Relaxed);
     let mut candidates = configured()?;
     candidates.sort_by_key(|(_, backing)| backing != hint);
     for (path, backing) in candidates {
@@ -362,7 +457,7 @@ fn find_by_identity(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Opt
             }
             Err(error) => return Err(error),
         };
-        if found.backing_device == device && found.backing_inode == inode {
+        if found.identity() == (device, inode) {
             return Ok(Some(found));
         }
     }

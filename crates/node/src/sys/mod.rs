@@ -5,6 +5,7 @@
 
 pub mod block;
 pub mod capability;
+pub mod events;
 pub mod fsctl;
 pub mod loopdev;
 pub mod mount;

@@ -1,12 +1,16 @@
 //! Mounting and unmounting, by open file descriptors where a path could change under us.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags,
+};
 
 /// Mounts the filesystem of `device` at `target`. Device nodes in it have no effect: a volume that
 /// was filled elsewhere must not open this machine's devices.
@@ -27,6 +31,44 @@ pub fn mount(
         flags,
         Some(options.as_c_str()),
     )
+}
+
+/// Mounts the filesystem of `device` where no path leads, and answers its root. The mount is in no
+/// namespace, so nobody can copy or find it, and it ends when the answer is closed, also by the death of
+/// this process. EBUSY if the filesystem is mounted anywhere already, as far as the kernel can tell.
+pub fn mount_detached(device: &Path, fs_type: &str, options: &str) -> rustix::io::Result<Detached> {
+    let context = rustix::mount::fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    rustix::mount::fsconfig_set_string(&context, "source", device)?;
+    for option in options.split(',').filter(|option| !option.is_empty()) {
+        match option.split_once('=') {
+            Some((key, value)) => rustix::mount::fsconfig_set_string(&context, key, value)?,
+            None => rustix::mount::fsconfig_set_flag(&context, option)?,
+        }
+    }
+    match rustix::mount::fsconfig_create_exclusive(&context) {
+        // Before Linux 6.6 an existing mount is joined, as mount(2) does.
+        Err(Errno::OPNOTSUPP) => rustix::mount::fsconfig_create(&context)?,
+        other => other?,
+    }
+    let attributes = MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let mount = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())?;
+    Ok(Detached {
+        root: File::from(root),
+        mount,
+    })
+}
+
+/// A mount without a place.
+#[derive(Debug)]
+pub struct Detached {
+    /// The root directory.
+    pub root: File,
+    /// What keeps it mounted.
+    pub mount: OwnedFd,
 }
 
 /// Shows what is at `source` also at `target`, alone and without the mounts below it.

@@ -46,6 +46,11 @@ impl Mount {
         !has_option(&self.options, "ro") && (stopped("ro") || stopped("emergency_ro"))
     }
 
+    /// Whether the filesystem says that it has shut itself down. Not all of them say so here.
+    pub fn has_shut_down(&self) -> bool {
+        has_option(&self.super_options, "shutdown")
+    }
+
     /// The mount in a few words, for a sentence.
     pub fn describe(&self) -> String {
         let mode = if self.read_only() {

@@ -10,6 +10,7 @@ use trellis_api::Bytes;
 use trellis_api::step::{Step, reached};
 
 use super::observe::shows_node;
+use super::own::{disown, own};
 use super::place;
 use crate::error::{Context, Error, Result};
 use crate::filesystem::Outcome;
@@ -19,11 +20,11 @@ use crate::sys::loopdev::{self, LoopDevice};
 use crate::sys::mountinfo;
 
 /// A device that a file was just taken off may be open for a moment in somebody's scan.
-const CLEAR_POLLS_MAX: u32 = 100;
+pub(super) const CLEAR_POLLS_MAX: u32 = 100;
 /// A mount's last user may still be on its way out, and some programs claim every device of the
 /// machine in turn while they look for one (mkfs.btrfs does).
 const CLAIM_ATTEMPTS_MAX: u32 = 50;
-const CLEAR_PAUSE: Duration = Duration::from_millis(10);
+pub(super) const CLEAR_PAUSE: Duration = Duration::from_millis(10);
 /// A file on FUSE may show its old size for a second (the kernel caches its attributes).
 const SIZE_POLLS_MAX: u32 = 40;
 const SIZE_PAUSE: Duration = Duration::from_millis(50);
@@ -50,8 +51,9 @@ pub struct AttachedDevice {
 ///
 /// A device in the other mode is replaced if nobody uses it: the mode of a device is fixed when it is
 /// made, and the next user of a volume may want another one than the last. One that is in use is
-/// [`Error::AttachedInOtherMode`].
+/// [`Error::AttachedInOtherMode`], and a volume that another process has as its own [`Error::ForeignUse`].
 pub fn attach(backing: &Path, read_only: bool) -> Result<AttachedDevice> {
+    own(backing)?;
     let attached = match loopdev::attach(backing, read_only) {
         Err(error @ Error::AttachedInOtherMode { .. }) => {
             clear_other_mode(backing, read_only, error)?;
@@ -71,7 +73,7 @@ pub fn attach(backing: &Path, read_only: bool) -> Result<AttachedDevice> {
 /// Takes the device in the other mode than `read_only` off the file, or answers `otherwise` if that
 /// device is in use.
 fn clear_other_mode(backing: &Path, read_only: bool, otherwise: Error) -> Result<()> {
-    match detach(backing) {
+    match detach_owned(backing) {
         Ok(_) => {
             tracing::info!(backing = %backing.display(), read_only, "device detached for another mode");
             Ok(())
@@ -87,14 +89,14 @@ fn clear_other_mode(backing: &Path, read_only: bool, otherwise: Error) -> Result
 }
 
 /// The device on the file, if there is one.
-pub(super) fn find(backing: &Path) -> Result<Option<AttachedDevice>> {
+fn find(backing: &Path) -> Result<Option<AttachedDevice>> {
     match find_loop(backing)? {
         Some(device) => describe(device, true).map(Some),
         None => Ok(None),
     }
 }
 
-fn describe(device: LoopDevice, adopted: bool) -> Result<AttachedDevice> {
+pub(super) fn describe(device: LoopDevice, adopted: bool) -> Result<AttachedDevice> {
     let node = block::open(&device.path).context("open", &device.path)?;
     let size = block::size(&node).context("read the size of", &device.path)?;
     let read_only = block::read_only(&node).context("read the mode of", &device.path)?;
@@ -114,6 +116,13 @@ fn describe(device: LoopDevice, adopted: bool) -> Result<AttachedDevice> {
 /// this one, is [`Error::Busy`] and is not touched. One that a program merely has open goes away when the program closes it; until then
 /// this is [`Error::Busy`] too.
 pub fn detach(backing: &Path) -> Result<bool> {
+    own(backing)?;
+    let detached = detach_owned(backing)?;
+    disown(backing);
+    Ok(detached)
+}
+
+fn detach_owned(backing: &Path) -> Result<bool> {
     let Some(device) = find_loop(backing)? else {
         return Ok(false);
     };
@@ -131,9 +140,7 @@ pub fn detach(backing: &Path) -> Result<bool> {
         return Err(busy());
     };
     // Between the search and the claim the device may have been given to another file.
-    let is_ours = |now: &LoopDevice| {
-        (now.backing_device, now.backing_inode) == (device.backing_device, device.backing_inode)
-    };
+    let is_ours = |now: &LoopDevice| now.identity() == device.identity();
     if !loopdev::status_of(&device.path)?.is_some_and(|now| is_ours(&now)) {
         return Ok(false);
     }
@@ -168,6 +175,7 @@ pub(super) fn claim(device: &Path) -> Result<Option<File>> {
 
 /// Raises the device to the size of its file, which has to be at least `want`, and reads it back.
 pub fn grow_device(backing: &Path, want: Bytes) -> Result<Outcome> {
+    own(backing)?;
     let device = find(backing)?.ok_or_else(|| Error::NotAttached {
         backing: backing.to_owned(),
     })?;
@@ -225,7 +233,7 @@ pub(super) fn backing_size(backing: &Path) -> Result<Bytes> {
 }
 
 /// The device on the file, also if the file has been deleted since.
-fn find_loop(backing: &Path) -> Result<Option<LoopDevice>> {
+pub(super) fn find_loop(backing: &Path) -> Result<Option<LoopDevice>> {
     match loopdev::find(backing) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             let devices = loopdev::list()?;

@@ -13,14 +13,19 @@
 //! mounted once, at a private place that can be written to; consumers see it through binds, which
 //! may be read-only. Growth goes through the private mount, because a read-only bind refuses it.
 //!
-//! The caller runs one operation on a volume at a time.
+//! The caller runs one operation on a volume at a time, and no two processes work on one volume: the first
+//! that attaches, grows or detaches it owns it until it detaches it or ends.
 
 mod cover;
 mod device;
+mod fault;
 mod format;
+mod idle;
 mod observe;
+mod own;
 mod place;
 mod publish;
+mod snapshot;
 
 use std::path::Path;
 
@@ -30,9 +35,14 @@ use crate::error::Result;
 use crate::filesystem::{self, FilesystemKind, Outcome};
 
 pub use device::{AttachedDevice, attach, detach, grow_device};
+pub use fault::Fault;
 pub use format::{Formatted, ensure_filesystem};
-pub use observe::{Observation, ObservedFilesystem, Publication, Usage, observe, usage};
+pub use idle::grow_idle;
+pub use observe::{
+    Observation, ObservedFilesystem, Publication, Usage, observations, observe, observe_in, usage,
+};
 pub use publish::{Published, Source, publish, stage, unpublish, unstage};
+pub use snapshot::Snapshot;
 
 /// Raises the filesystem staged at `staging` to fill its device, and reads the size back.
 pub fn grow_filesystem(kind: FilesystemKind, staging: &Path, device: &Path) -> Result<Outcome> {

@@ -2,15 +2,20 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use trellis_api::Bytes;
 
 use super::device::{self, AttachedDevice};
+use super::fault::Fault;
+use super::own;
 use super::place::Place;
+use super::snapshot::Snapshot;
 use crate::error::{Context, Error, Result};
-use crate::filesystem::{self, FilesystemKind, Geometry};
+use crate::filesystem::{self, FilesystemKind, Geometry, State};
 use crate::probe::{self, Content};
 use crate::sys::block::DeviceNumber;
+use crate::sys::loopdev::LoopDevice;
 use crate::sys::mountinfo::{self, Mount};
 
 /// Everything that this node knows about a volume, measured.
@@ -28,6 +33,8 @@ pub struct Observation {
     pub staged_read_only: bool,
     /// Where else it can be seen.
     pub publications: Vec<Publication>,
+    /// What is wrong with it, as far as the kernel alone tells; [`Observation::missing`] has the rest.
+    pub faults: Vec<Fault>,
 }
 
 /// A filesystem as measured.
@@ -67,14 +74,41 @@ pub struct Usage {
     pub inodes_available: u64,
 }
 
+/// How many volumes this process has observed.
+static OBSERVATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// How often this process has observed a volume, over all volumes: what a test counts with.
+pub fn observations() -> u64 {
+    OBSERVATIONS.load(Ordering::Relaxed)
+}
+
 /// Observes the volume whose file is `backing` and whose private place is `staging`.
 pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
+    let found = device::find_loop(backing)?;
+    observe_found(backing, staging, found, &mountinfo::read()?)
+}
+
+/// Observes the volume, with a look at the machine's devices and mounts that many observations share.
+pub fn observe_in(snapshot: &Snapshot, backing: &Path, staging: &Path) -> Result<Observation> {
+    let found = snapshot.find(backing)?;
+    observe_found(backing, staging, found, snapshot.mounts())
+}
+
+fn observe_found(
+    backing: &Path,
+    staging: &Path,
+    found: Option<LoopDevice>,
+    mounts: &[Mount],
+) -> Result<Observation> {
+    OBSERVATIONS.fetch_add(1, Ordering::Relaxed);
     let backing_size = match device::backing_size(backing) {
         Ok(size) => Some(size),
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    let Some(device) = device::find(backing)? else {
+    let owner = own::other_owner(backing).map(|pid| Fault::ForeignUse { pid });
+    let mut faults: Vec<Fault> = owner.into_iter().collect();
+    let Some(found) = found else {
         return Ok(Observation {
             backing: backing_size,
             device: None,
@@ -82,23 +116,24 @@ pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
             staged: false,
             staged_read_only: false,
             publications: Vec::new(),
+            faults,
         });
     };
+    let (deleted, leaving) = (found.backing_deleted, found.autoclear);
+    let device = device::describe(found, true)?;
     let staging_mount = match Place::find(staging)? {
-        Some(place) => place.mounted()?.map(|mount| mount.id),
+        Some(place) => place.mounted_id()?,
         None => None,
     };
-    let mounts = mountinfo::read()?;
     let is_staging = |mount: &Mount| Some(mount.id) == staging_mount;
-    let staged = mountinfo::of(&mounts, device.number).find(|mount| is_staging(mount));
+    let staged = mountinfo::of(mounts, device.number).find(|mount| is_staging(mount));
     let filesystem = match staged {
-        Some(mount) => mounted_geometry(mount, &device.path)?,
-        None => idle_geometry(&device.path)?,
-    }
-    .map(|geometry| ObservedFilesystem {
-        geometry,
-        largest_fit: geometry.largest_fit(device.size),
-    });
+        Some(mount) => mounted_filesystem(mount, &device.path, &mut faults)?,
+        None => idle_filesystem(&device.path, &mut faults)?,
+    };
+    faults.extend(deleted.then_some(Fault::BackingDeleted));
+    faults.extend(leaving.then_some(Fault::DeviceLeaving));
+    faults.extend(cut_off(backing_size, &device, filesystem));
     let publications = mounts
         .iter()
         .filter_map(|mount| publication(mount, &device, &is_staging))
@@ -107,9 +142,34 @@ pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
         backing: backing_size,
         staged: staged.is_some(),
         staged_read_only: staged.is_some_and(Mount::read_only),
-        filesystem,
+        filesystem: filesystem.map(|geometry| ObservedFilesystem {
+            geometry,
+            largest_fit: geometry.largest_fit(device.size),
+        }),
         publications,
         device: Some(device),
+        faults,
+    })
+}
+
+/// Whether something ends before what it carries.
+fn cut_off(
+    backing: Option<Bytes>,
+    device: &AttachedDevice,
+    filesystem: Option<Geometry>,
+) -> Option<Fault> {
+    if let Some(filesystem) = filesystem.map(|geometry| geometry.size())
+        && filesystem > device.size
+    {
+        return Some(Fault::DeviceCutOff {
+            device: device.size,
+            filesystem,
+        });
+    }
+    let backing = backing.filter(|backing| *backing < device.size)?;
+    Some(Fault::BackingCutOff {
+        backing,
+        device: device.size,
     })
 }
 
@@ -127,16 +187,33 @@ pub fn usage(path: &Path) -> Result<Usage> {
     })
 }
 
-fn mounted_geometry(mount: &Mount, device: &Path) -> Result<Option<Geometry>> {
-    match mount.fs_type.parse::<FilesystemKind>() {
-        Ok(kind) => filesystem::measure_mounted(kind, &mount.mount_point, device).map(Some),
-        Err(_) => Ok(None),
+fn mounted_filesystem(
+    mount: &Mount,
+    device: &Path,
+    faults: &mut Vec<Fault>,
+) -> Result<Option<Geometry>> {
+    let Ok(kind) = mount.fs_type.parse::<FilesystemKind>() else {
+        return Ok(None);
+    };
+    faults.extend(mount.stopped_writing().then_some(Fault::StoppedWriting));
+    faults.extend(filesystem::has_recorded_errors(kind, device).then_some(Fault::RecordedErrors));
+    match filesystem::measure_mounted(kind, &mount.mount_point, device) {
+        Ok(_) if mount.has_shut_down() => faults.push(Fault::FilesystemDown),
+        Ok(geometry) => return Ok(Some(geometry)),
+        Err(Error::FilesystemDown { .. }) => faults.push(Fault::FilesystemDown),
+        Err(error) => return Err(error),
     }
+    Ok(None)
 }
 
-fn idle_geometry(device: &Path) -> Result<Option<Geometry>> {
+fn idle_filesystem(device: &Path, faults: &mut Vec<Fault>) -> Result<Option<Geometry>> {
     match probe::probe(device)? {
-        Content::Filesystem { geometry, .. } => Ok(Some(geometry)),
+        Content::Filesystem {
+            geometry, state, ..
+        } => {
+            faults.extend((state == State::Errors).then_some(Fault::RecordedErrors));
+            Ok(Some(geometry))
+        }
         Content::Empty | Content::Foreign { .. } => Ok(None),
     }
 }

@@ -50,7 +50,7 @@ pub enum Published {
 
 /// The options that a kind is always mounted with: a copy of a volume has the identity of the original,
 /// which xfs refuses unless told; ext stops writing when it finds itself damaged, as the others do.
-const fn mount_options(kind: FilesystemKind) -> &'static str {
+pub(super) const fn mount_options(kind: FilesystemKind) -> &'static str {
     match kind {
         FilesystemKind::Xfs => "nouuid",
         FilesystemKind::Btrfs => "",

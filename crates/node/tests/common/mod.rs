@@ -5,7 +5,8 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
@@ -211,4 +212,48 @@ pub fn can_grow_ext() -> bool {
 pub fn shut_down(mount_point: &Path) {
     let place = mount_point.to_str().unwrap();
     run("xfs_io", &["-x", "-c", "shutdown -f", place]);
+}
+
+/// How long something that the kernel does by itself may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until `happened` says so.
+pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "gave up: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process that is killed and waited for when the test is over, however it ends.
+pub struct Process(pub Child);
+
+impl Process {
+    /// This test program once more, for the one test `name`, which sees the variables.
+    pub fn of_this_test(name: &str, variables: &[(&str, &str)]) -> Process {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args([name, "--exact", "--nocapture", "--test-threads=1"])
+            .envs(variables.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        Process(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How many loop devices are on the file.
+pub fn devices_on(backing: &Path) -> usize {
+    let devices = loopdev::list().unwrap();
+    devices
+        .iter()
+        .filter(|device| device.backing_hint == backing)
+        .count()
 }

@@ -71,6 +71,16 @@ pub(crate) fn normalise(kind: &Kind, value: Value) -> Result<Decoded, Status> {
     Ok(Decoded { object, unknown })
 }
 
+/// Decodes a value of the kind for somebody who does not ask what fell out.
+pub(crate) fn normalise_silently(kind: &Kind, value: Value) -> Result<Decoded, Status> {
+    let object = (kind.normalise)(value)
+        .map_err(|error| Status::bad_request(unfit(kind, &error.to_string())))?;
+    Ok(Decoded {
+        object,
+        unknown: Vec::new(),
+    })
+}
+
 fn unfit(kind: &Kind, why: &str) -> String {
     let Kind {
         kind: name,

@@ -115,7 +115,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let api = self.clone();
-        Box::pin(async move { Ok(api.handle(request).await) })
+        if request.method().is_safe() {
+            return Box::pin(async move { Ok(api.handle(request).await) });
+        }
+        let arriving = self.store.arriving();
+        Box::pin(async move { Ok(arriving.during(api.handle(request)).await) })
     }
 }
 

@@ -48,6 +48,8 @@ struct State {
     /// timer, or every event on a key that keeps failing would add a chain of retries for ever.
     retries: HashMap<String, u64>,
     retries_made: u64,
+    /// Keys that a timer will push.
+    later: HashSet<String>,
 }
 
 impl Queue {
@@ -63,6 +65,19 @@ impl Queue {
             drop(state);
             self.shared.wake.notify_one();
         }
+    }
+
+    /// Asks for a run of `key` after a pause; one that is asked for already is not asked for twice.
+    pub fn push_later(&self, key: &str, pause: Duration) {
+        if !self.state().later.insert(key.to_owned()) {
+            return;
+        }
+        let (queue, key) = (self.clone(), key.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            queue.state().later.remove(&key);
+            queue.push(&key);
+        });
     }
 
     /// The next key, which then counts as running until [`Queue::finish`].
@@ -201,6 +216,20 @@ mod tests {
             queue.finish(&key, Run::Done);
         }
         assert_eq!(runs, 1);
+    }
+
+    // Fails if a key that was put off is forgotten, or comes as often as it was put off.
+    #[tokio::test(start_paused = true)]
+    async fn a_key_put_off_comes_once() {
+        let queue = Queue::default();
+        for _ in 0..5 {
+            queue.push_later("a", BACKOFF_FIRST);
+        }
+        assert_eq!(queue.take(), None);
+        assert_eq!(queue.next().await, "a");
+        queue.finish("a", Run::Done);
+        tokio::time::sleep(BACKOFF_FIRST * 2).await;
+        assert_eq!(queue.take(), None);
     }
 
     // Fails if the pauses do not grow, or grow without a limit.

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -20,6 +21,9 @@ use crate::write::Object;
 const WAITING_MAX: usize = 1024;
 /// How many objects' last events are remembered, so that the same one is not repeated.
 const REMEMBERED_MAX: usize = 4096;
+
+/// How long the first of several events waits for the others.
+const GATHER: Duration = Duration::from_millis(50);
 
 /// How long a stored event lives: after that, the same one is told again.
 const EVENTS_LIVE: Duration = Duration::from_secs(3600);
@@ -46,28 +50,49 @@ impl Recorder {
 }
 
 async fn store(client: Client, host: String, mut notes: mpsc::Receiver<Note>) {
-    let mut last: HashMap<(Option<String>, String, &'static str), (String, Instant)> =
-        HashMap::new();
-    while let Some(note) = notes.recv().await {
+    let mut told = Told::default();
+    let mut waiting = Vec::new();
+    while notes.recv_many(&mut waiting, WAITING_MAX).await > 0 {
+        // What is told a moment later shares its flush with the rest, and is not in the way of a growth.
+        tokio::time::sleep(GATHER).await;
+        while let Ok(note) = notes.try_recv() {
+            waiting.push(note);
+        }
+        let fresh = waiting.drain(..).filter(|note| told.is_news(note));
+        let fresh: Vec<Note> = fresh.collect();
+        join_all(fresh.iter().map(|note| store_one(&client, &host, note))).await;
+    }
+}
+
+/// The last event of each object and reason, so that the same one is not repeated.
+#[derive(Default)]
+struct Told(HashMap<(Option<String>, String, &'static str), (String, Instant)>);
+
+impl Told {
+    fn is_news(&mut self, note: &Note) -> bool {
         let key = (note.uid.clone(), note.about.name.clone(), note.reason);
-        let told = last.get(&key);
-        if told.is_some_and(|(message, at)| *message == note.message && at.elapsed() < EVENTS_LIVE)
-        {
-            continue;
+        let same = self
+            .0
+            .get(&key)
+            .is_some_and(|(message, at)| *message == note.message && at.elapsed() < EVENTS_LIVE);
+        if same {
+            return false;
         }
-        if last.len() >= REMEMBERED_MAX {
-            last.clear();
+        if self.0.len() >= REMEMBERED_MAX {
+            self.0.clear();
         }
-        last.insert(key, (note.message.clone(), Instant::now()));
-        let namespace = Some(note.about.namespace.clone()).filter(|each| !each.is_empty());
-        let namespace = namespace.unwrap_or_else(|| "default".to_owned());
-        let api = Api::<Event>::namespaced(client.clone(), &namespace);
-        if let Err(error) = api
-            .create(&PostParams::default(), &event(&note, &namespace, &host))
-            .await
-        {
-            tracing::debug!(%error, reason = note.reason, "an event could not be stored");
-        }
+        self.0.insert(key, (note.message.clone(), Instant::now()));
+        true
+    }
+}
+
+async fn store_one(client: &Client, host: &str, note: &Note) {
+    let namespace = Some(note.about.namespace.clone()).filter(|each| !each.is_empty());
+    let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+    let api = Api::<Event>::namespaced(client.clone(), &namespace);
+    let event = event(note, &namespace, host);
+    if let Err(error) = api.create(&PostParams::default(), &event).await {
+        tracing::debug!(%error, reason = note.reason, "an event could not be stored");
     }
 }
 

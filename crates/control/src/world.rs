@@ -30,6 +30,10 @@ const RESYNC: Duration = Duration::from_secs(600);
 /// How long a pool is left alone after a change before it is measured.
 const POOL_SETTLES: Duration = Duration::from_secs(1);
 
+/// How long a growth may be under way before that alone is worth a write. It is shorter than anybody notices;
+/// a growth that is over by then is reported once, when it is done.
+pub const TELL_AFTER: Duration = Duration::from_millis(50);
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,9 @@
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective,
+};
 use kube::{Api, Client};
 use serde_json::Value;
 use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
@@ -118,6 +120,8 @@ pub async fn send(client: &Client, writes: &[Write]) -> Vec<Written> {
 async fn send_one(client: &Client, write: &Write) -> Written {
     let params = PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
+        // What we send has been checked by the compiler; the server need not look for fields it does not know.
+        field_validation: Some(ValidationDirective::Ignore),
         ..PatchParams::default()
     };
     let answer = match write {

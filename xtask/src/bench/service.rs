@@ -18,7 +18,7 @@ pub struct Service {
 }
 
 /// What the store says it has written.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Written {
     /// Flushes.
     pub flushes: u64,
@@ -26,6 +26,17 @@ pub struct Written {
     pub writes: u64,
     /// Time in flushes.
     pub in_flushes: Duration,
+    /// The last flushes, oldest first.
+    pub recent: Vec<Flush>,
+}
+
+/// One flush.
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
+pub struct Flush {
+    /// How many there were before it.
+    pub number: u64,
+    /// The last revision that it made durable.
+    pub revision: u64,
 }
 
 impl Service {
@@ -124,6 +135,7 @@ pub async fn written(client: &Client) -> anyhow::Result<Written> {
         flushes: field("flushes")?,
         writes: field("writes")?,
         in_flushes: Duration::from_nanos(field("flushNs")?),
+        recent: serde_json::from_value(stats["recent"].clone())?,
     })
 }
 

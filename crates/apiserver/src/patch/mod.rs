@@ -4,7 +4,7 @@ mod json;
 mod merge;
 mod strategic;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::kind::{Kind, Origin};
 use crate::status::Status;
@@ -28,6 +28,27 @@ pub(crate) enum Patch {
 }
 
 impl Patch {
+    /// Whether the patch may change or look at a field of the metadata: no only if it certainly does not.
+    pub(crate) fn touches(&self, field: &str) -> bool {
+        match self {
+            Patch::Json(_) | Patch::Apply { .. } => true,
+            Patch::Merge(patch) | Patch::Strategic(patch) => {
+                let Value::Object(patch) = patch else {
+                    return true;
+                };
+                let directed =
+                    |map: &Map<String, Value>| map.keys().any(|key| key.starts_with('$'));
+                match patch.get("metadata") {
+                    None => directed(patch),
+                    Some(Value::Object(metadata)) => {
+                        metadata.contains_key(field) || directed(metadata) || directed(patch)
+                    }
+                    Some(_) => true,
+                }
+            }
+        }
+    }
+
     /// Lays the patch over `object`. Server-side apply is not laid over: it goes by ownership.
     pub(crate) fn apply(&self, kind: &Kind, object: &mut Value) -> Result<(), Status> {
         match self {
@@ -46,5 +67,28 @@ impl Patch {
             Patch::Strategic(patch) => strategic::apply(kind, object, patch),
             Patch::Apply { .. } => Err(Status::internal("an applied configuration is not a patch")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    // Fails if a patch that names the field, replaces what holds it, or gives directions is taken for harmless.
+    #[test]
+    fn a_patch_touches_what_it_names_replaces_or_directs() {
+        let touches = |patch: Value| Patch::Strategic(patch).touches("managedFields");
+        assert!(touches(json!({ "metadata": { "managedFields": [] } })));
+        assert!(touches(json!({ "metadata": null })));
+        assert!(touches(json!({ "metadata": { "$patch": "replace" } })));
+        assert!(touches(json!({ "$patch": "delete" })));
+        assert!(touches(json!(null)));
+        assert!(!touches(
+            json!({ "metadata": { "labels": {} }, "spec": {} })
+        ));
+        assert!(!touches(json!({ "spec": { "$patch": "replace" } })));
+        let empty = json_patch::Patch(Vec::new());
+        assert!(Patch::Json(empty).touches("managedFields"));
     }
 }

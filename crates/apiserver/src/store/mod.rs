@@ -2,7 +2,8 @@
 //!
 //! Writers queue; the writer thread takes all that is queued, lets each write see what the one before it
 //! left, makes the whole batch durable with one flush, and only then shows it: first to readers, then to
-//! watches, then to the callers. Writers that arrive during a flush share the next one. A flush that fails
+//! watches, then to the callers. Writers that arrive during a flush share the next one, and so do those that
+//! were sent together ([`arrivals`]). A flush that fails
 //! is answered to every caller of its batch; the file is then opened again, and memory follows what it holds
 //! ([`doubt`]), so that a full disk stops writes only for as long as it is full.
 //!
@@ -10,6 +11,7 @@
 //! callers --queue--> writer thread: run each in order --> one commit --> memory --> watches --> answers
 //! ```
 
+pub(crate) mod arrivals;
 mod doubt;
 mod file;
 pub(crate) mod memory;
@@ -17,10 +19,11 @@ mod overlay;
 mod txn;
 mod writer;
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread::JoinHandle;
 
 use tokio::sync::{oneshot, watch};
@@ -28,12 +31,16 @@ use tokio::sync::{oneshot, watch};
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::status::Status;
+use arrivals::{Arrivals, Arriving};
 use memory::{State, Stored};
 pub(crate) use txn::Txn;
 use writer::{Job, Writer};
 
 /// Writes that may wait for the writer thread; beyond it, callers are told to come back.
 const QUEUE_MAX: usize = 4096;
+
+/// How many of the last flushes are remembered for whoever measures.
+const FLUSHES_REMEMBERED: usize = 64;
 
 /// The revision that is signalled when the store closes.
 pub(crate) const CLOSED: u64 = u64::MAX;
@@ -46,6 +53,7 @@ pub(crate) struct Shared {
     /// For each kind, the revision of its newest event.
     signals: Vec<watch::Sender<u64>>,
     counters: Counters,
+    arrivals: Arc<Arrivals>,
 }
 
 #[derive(Debug, Default)]
@@ -53,10 +61,34 @@ struct Counters {
     flushes: AtomicU64,
     writes: AtomicU64,
     flush_ns: AtomicU64,
+    recent: Mutex<VecDeque<Flush>>,
+}
+
+/// One durable commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Flush {
+    /// How many there were before it.
+    pub number: u64,
+    /// The last revision that it made durable.
+    pub revision: u64,
+}
+
+impl Counters {
+    fn count(&self, took_ns: u64, writes: u64, revision: u64) {
+        self.flush_ns.fetch_add(took_ns, Ordering::Relaxed);
+        self.writes.fetch_add(writes, Ordering::Relaxed);
+        let number = self.flushes.fetch_add(1, Ordering::Relaxed);
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent.len() == FLUSHES_REMEMBERED {
+            recent.pop_front();
+        }
+        recent.push_back(Flush { number, revision });
+    }
 }
 
 /// How much the store has written since it was opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stats {
     /// Durable commits; each is one wait for the disk.
@@ -65,6 +97,8 @@ pub struct Stats {
     pub writes: u64,
     /// Time spent in commits, summed, in nanoseconds.
     pub flush_ns: u64,
+    /// The last of the commits, oldest first.
+    pub recent: Vec<Flush>,
 }
 
 impl Shared {
@@ -111,6 +145,7 @@ impl Store {
                 .collect(),
             state: RwLock::new(state),
             counters: Counters::default(),
+            arrivals: Arc::default(),
         });
         let (queue, jobs) = mpsc::sync_channel(QUEUE_MAX);
         let mut thread = Writer::new(file, Arc::clone(&shared), jobs);
@@ -146,7 +181,14 @@ impl Store {
         queue.try_send(job).map_err(|error| match error {
             mpsc::TrySendError::Full(_) => Status::too_many_requests(),
             mpsc::TrySendError::Disconnected(_) => Status::store_closed(),
-        })
+        })?;
+        arrivals::arrived();
+        Ok(())
+    }
+
+    /// A request says that it will write.
+    pub(crate) fn arriving(&self) -> Arriving {
+        Arriving::new(&self.shared.arrivals)
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -155,6 +197,11 @@ impl Store {
             flushes: counters.flushes.load(Ordering::Relaxed),
             writes: counters.writes.load(Ordering::Relaxed),
             flush_ns: counters.flush_ns.load(Ordering::Relaxed),
+            recent: {
+                let recent = counters.recent.lock();
+                let recent = recent.unwrap_or_else(PoisonError::into_inner);
+                recent.iter().copied().collect()
+            },
         }
     }
 }

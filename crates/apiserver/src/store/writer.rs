@@ -1,7 +1,6 @@
 //! The one thread that writes: group commit.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,9 @@ use crate::status::Status;
 
 /// Writes that share one flush at most, so that the first of them does not wait without end.
 const BATCH_MAX: usize = 512;
+
+/// How long a batch waits for writes that are on their way: less than the flush that it may spare them.
+const GATHER_MAX: Duration = Duration::from_micros(200);
 
 /// How often events are looked through for old ones; nothing else wakes an idle store.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
@@ -117,12 +119,7 @@ impl Writer {
                     Err(mpsc::RecvTimeoutError::Disconnected) => return,
                 }
             }
-            while batch.len() < BATCH_MAX {
-                match self.jobs.try_recv() {
-                    Ok(job) => batch.push(job),
-                    Err(_) => break,
-                }
-            }
+            self.gather(&mut batch);
             if Instant::now() >= expire_at {
                 expire_at = Instant::now() + EXPIRY_INTERVAL;
                 batch.push(internal(|txn| events::expire(txn, jiff::Timestamp::now())));
@@ -134,6 +131,23 @@ impl Writer {
                 suspects.clear();
             }
             suspects.append(&mut written.suspects);
+        }
+    }
+
+    /// Takes what is queued, and what will be in a moment.
+    fn gather(&self, batch: &mut Vec<Job>) {
+        let deadline = Instant::now() + GATHER_MAX;
+        while batch.len() < BATCH_MAX {
+            let next = match self.jobs.try_recv() {
+                Ok(job) => Some(job),
+                Err(_) if self.shared.arrivals.any() => {
+                    let pause = deadline.saturating_duration_since(Instant::now());
+                    self.jobs.recv_timeout(pause).ok()
+                }
+                Err(_) => None,
+            };
+            let Some(job) = next else { break };
+            batch.push(job);
         }
     }
 
@@ -226,12 +240,9 @@ impl Writer {
             .map(|(id, stored)| (id, stored.as_ref().map(|stored| &stored.json[..])));
         self.file
             .commit(self.shared.kinds, staged.revision, changes)?;
-        let counters = &self.shared.counters;
         let spent = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        counters.flush_ns.fetch_add(spent, Ordering::Relaxed);
-        counters.flushes.fetch_add(1, Ordering::Relaxed);
         let written = u64::try_from(staged.events.len()).unwrap_or(u64::MAX);
-        counters.writes.fetch_add(written, Ordering::Relaxed);
+        self.shared.counters.count(spent, written, staged.revision);
         Ok(())
     }
 

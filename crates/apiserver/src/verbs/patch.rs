@@ -121,14 +121,25 @@ fn missing_manager() -> Status {
 impl Job {
     fn lay_over(&self, txn: &mut Txn<'_>) -> Result<Done, Status> {
         let Job { kind, id, .. } = self;
-        let old = txn
+        let mut old = txn
             .get(id)
             .ok_or_else(|| Status::not_found(kind, &id.place.name))?
             .value();
+        // The owners are half of a small object. A patch that does not touch them need not carry them along.
+        let owners = (!self.patch.touches("managedFields"))
+            .then(|| meta::remove(&mut old, "managedFields"))
+            .flatten();
         let mut patched = old.clone();
         self.patch.apply(kind, &mut patched)?;
         decode::identify(kind, &mut patched)?;
-        let decoded = decode::normalise(kind, patched)?;
+        let mut decoded = match self.validation {
+            FieldValidation::Ignore => decode::normalise_silently(kind, patched)?,
+            FieldValidation::Warn | FieldValidation::Strict => decode::normalise(kind, patched)?,
+        };
+        if let Some(owners) = owners {
+            meta::set(&mut decoded.object, "managedFields", owners.clone());
+            meta::set(&mut old, "managedFields", owners);
+        }
         if self.validation == FieldValidation::Strict && !decoded.unknown.is_empty() {
             let why = format!("strict decoding error: {}", decoded.unknown.join(", "));
             return Err(Status::unprocessable(format!(

@@ -17,7 +17,7 @@ use super::work::{Outcome, work};
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::view::{View, now};
-use crate::world::World;
+use crate::world::{TELL_AFTER, World};
 use crate::write::{Object, Place, Write, Written, send};
 
 /// How many ladders may wait to be told early. One is told a raise.
@@ -108,7 +108,8 @@ impl Agent {
         self.report(key, &view, &job, &outcome).await
     }
 
-    /// Runs the blocking pass, and stores the lower rungs while the upper ones are still being raised.
+    /// Runs the blocking pass. If it takes its time, the lower rungs are stored while the upper ones are still
+    /// being raised.
     async fn work(&self, view: &Arc<View>, job: &Arc<Job>) -> Option<Outcome> {
         let (sender, mut ladders) = mpsc::channel::<Vec<RungStatus>>(EARLY_MAX);
         let machine = self.machine.clone();
@@ -120,15 +121,21 @@ impl Agent {
             };
             work(machine.as_ref(), &blocking_job, &early)
         });
-        let mut told = false;
-        while let Some(ladder) = ladders.recv().await {
-            let served = ladder.iter().find(|each| each.rung == Rung::Volume);
-            if told || served.is_none_or(|rung| rung.size < job.goal) || ladder.len() < 3 {
-                continue;
+        let patience = tokio::time::sleep(TELL_AFTER);
+        tokio::pin!(patience);
+        let (mut newest, mut told) = (None, false);
+        loop {
+            tokio::select! {
+                ladder = ladders.recv() => match ladder {
+                    Some(ladder) => newest = served_at_goal(job, ladder).or(newest),
+                    None => break,
+                },
+                () = &mut patience, if !told && newest.is_some() => {
+                    told = true;
+                    let writes = early_writes(view, job, newest.as_deref().unwrap_or_default(), &now());
+                    send(&self.client, &writes).await;
+                }
             }
-            told = true;
-            let writes = early_writes(view, job, &ladder, &now());
-            send(&self.client, &writes).await;
         }
         match pass.await {
             Ok(outcome) => Some(outcome),
@@ -186,6 +193,12 @@ impl Agent {
         }
         run
     }
+}
+
+/// The ladder, if the volume is at its goal while something above it is not yet known to be.
+fn served_at_goal(job: &Job, ladder: Vec<RungStatus>) -> Option<Vec<RungStatus>> {
+    let served = ladder.iter().find(|each| each.rung == Rung::Volume)?;
+    (served.size >= job.goal && ladder.len() > 2).then_some(ladder)
 }
 
 fn reached(job: &Job, outcome: &Outcome) -> bool {

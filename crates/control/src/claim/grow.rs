@@ -4,6 +4,8 @@
 //! ruled by the ladder, on the node, from what has been observed. What comes back up is measured, and
 //! only that is reported.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::ResourceExt;
@@ -16,6 +18,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 use super::plan::{Note, Plan, Promise, Rooms, claim_place};
 use super::{history, provision, status};
 use crate::view::View;
+use crate::world::TELL_AFTER;
 use crate::write::{Object, Place, Write};
 
 /// The next step of a bound claim towards the size it asks for.
@@ -154,7 +157,7 @@ fn raise(
         promises,
         notes: vec![note],
         step: Some(Step::GoalsRaised),
-        waits_for_room: false,
+        ..Plan::default()
     }
 }
 
@@ -288,8 +291,21 @@ fn settle(
         hold,
         growths: history::succeeded(view, claim, volume, now),
     };
-    report(volume, measured, &mut plan);
+    match put_off(volume, &measured, now) {
+        Some(pause) => plan.look_again_after = Some(pause),
+        None => report(volume, measured, &mut plan),
+    }
     plan
+}
+
+/// How long to wait before it is told that a growth is under way: most are over before, and then what the
+/// disk is spared is what the growth itself waits for.
+fn put_off(volume: &Volume, measured: &VolumeStatus, now: &MicroTime) -> Option<Duration> {
+    let under_way = measured.phase == VolumePhase::Resizing && measured.hold.is_none();
+    let growth = volume.spec.growth.as_ref().filter(|_| under_way)?;
+    let since = now.0.duration_since(growth.at.0);
+    let since = Duration::try_from(since).ok()?;
+    TELL_AFTER.checked_sub(since).filter(|rest| !rest.is_zero())
 }
 
 /// A request that could not be met was lowered again to what there is: the claim is at rest, and the node,

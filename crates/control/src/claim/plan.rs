@@ -4,6 +4,8 @@
 //! the volume here again, and the next plan goes on from what is there then; nothing is remembered
 //! between two plans.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
@@ -27,6 +29,8 @@ pub struct Plan {
     pub step: Option<Step>,
     /// The volume waits for room and shall be looked at again when some appears.
     pub waits_for_room: bool,
+    /// There is something to tell, but only if it is still so after this pause.
+    pub look_again_after: Option<Duration>,
 }
 
 /// Room on a pool that a replica shall have.

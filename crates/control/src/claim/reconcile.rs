@@ -29,6 +29,9 @@ async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &st
     let mut decided = decide(world, &view);
     let notes = std::mem::take(&mut decided.plan.notes);
     notes.into_iter().for_each(|note| recorder.note(note));
+    if let Some(pause) = decided.plan.look_again_after {
+        world.plans.push_later(key, pause);
+    }
     if decided.plan.writes.is_empty() {
         return Run::Done;
     }

@@ -1,0 +1,30 @@
+//! An iSCSI target.
+//!
+//! - [`pdu`]: headers as types, framing, digests.
+//! - [`login`]: who is there, what they prove, what is agreed.
+//! - [`session`]: a connection without I/O.
+//! - [`scsi`]: what commands mean.
+//! - [`unit`]: what the nexuses of a logical unit share, growth among it.
+//! - [`portal`]: targets, access, and the sessions that are open.
+//! - [`server`]: the driver on tokio.
+//! - [`lun`]: the trait that a volume implements; [`luns`]: volumes in memory and in a file.
+//!
+//! Invariant: nothing here knows what a volume is made of, and only [`server`] touches the network.
+
+pub mod limits;
+pub mod login;
+pub mod lun;
+pub mod luns;
+pub mod pdu;
+pub mod portal;
+pub mod scsi;
+pub mod server;
+pub mod session;
+pub mod unit;
+
+mod error;
+
+pub use error::{Breach, Disconnect, Error};
+pub use lun::{Answer, Lun};
+pub use portal::{Access, Portal, Target};
+pub use server::{Server, ServerConfig};

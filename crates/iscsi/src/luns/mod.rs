@@ -1,0 +1,23 @@
+//! Volumes for tests and measurements: in memory, and in a plain file.
+
+mod file;
+mod ram;
+
+pub use file::FileLun;
+pub use ram::RamLun;
+
+use crate::lun::Identity;
+
+/// An identity made from a name.
+fn identity_of(serial: &str) -> Identity {
+    let mut naa = [0; 16];
+    let low = crc32c::crc32c(serial.as_bytes()).to_be_bytes();
+    let high = crc32c::crc32c_append(1, serial.as_bytes()).to_be_bytes();
+    naa[0] = 0x60;
+    naa[8..12].copy_from_slice(&high);
+    naa[12..].copy_from_slice(&low);
+    Identity {
+        serial: serial.to_owned(),
+        naa,
+    }
+}

@@ -3,8 +3,10 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use common::{Bench, Process, Volume, eventually, fill, run, set_size, shut_down, verify};
@@ -158,6 +160,37 @@ fn recorded_errors_of_a_mounted_ext_are_observed() {
     assert_eq!(observe(&volume).faults, [Fault::RecordedErrors]);
     volume::stage(&volume.device.path, volume.kind, &volume.staging, false).unwrap();
     assert_eq!(observe(&volume).faults, [Fault::RecordedErrors]);
+    volume.take_down();
+}
+
+#[test]
+fn errors_that_btrfs_has_counted_are_told_and_keep_nothing_from_growing() {
+    // Fails if bad bytes on the disk pass unseen, or if one bad block holds a growth for ever.
+    let bench = Bench::new();
+    let volume = bench.volume("v", FilesystemKind::Btrfs, SIZE);
+    let (marker, file) = ("trellis-looks-for-this-text", volume.staging.join("data"));
+    fs::write(&file, marker.repeat(40_000)).unwrap();
+    volume::unstage(&volume.staging, Some(volume.device.number)).unwrap();
+    let backing = volume.backing.to_str().unwrap();
+    let output = Command::new("grep")
+        .args(["-abo", "-m1", marker, backing])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let offset = text.split(':').next().unwrap().parse().unwrap();
+    let image = OpenOptions::new().write(true).open(backing).unwrap();
+    image.write_all_at(b"changed", offset).unwrap();
+    image.sync_all().unwrap();
+    volume::stage(&volume.device.path, volume.kind, &volume.staging, false).unwrap();
+    assert_eq!(observe(&volume).faults, []);
+    fs::read(&file).unwrap_err();
+    let faults = observe(&volume).faults;
+    assert!(
+        matches!(faults[..], [Fault::DeviceErrors { errors }] if errors > 0),
+        "{faults:?}"
+    );
+    assert!(!faults[0].forbids_growth());
+    volume.grow(Bytes::mib(640));
     volume.take_down();
 }
 

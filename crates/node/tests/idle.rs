@@ -42,14 +42,12 @@ fn idle(bench: &Bench, kind: FilesystemKind) -> Volume {
     volume
 }
 
+/// No device is on the file, so nothing can be mounted from it, and nothing is mounted at its place.
 fn assert_nothing_left(volume: &Volume) {
     eventually("the device is gone", || devices_on(&volume.backing) == 0);
     let mounts = mountinfo::read().unwrap();
-    assert!(
-        mountinfo::of(&mounts, volume.device.number)
-            .next()
-            .is_none()
-    );
+    assert!(mountinfo::at(&mounts, &volume.staging).is_none());
+    assert!(!volume.staging.exists());
 }
 
 fn assert_data(volume: &Volume) {

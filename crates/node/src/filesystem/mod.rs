@@ -38,7 +38,7 @@ pub use btrfs::BtrfsGeometry;
 pub use ext::ExtGeometry;
 pub(crate) use make::require_size;
 pub use make::{make, maker};
-pub(crate) use mounted::{Mounted, growth};
+pub(crate) use mounted::{Mounted, device_errors, growth};
 pub use mounted::{grow_mounted, measure_mounted};
 pub use outgrown::{Outgrown, XFS_GROUPS_MANY};
 pub(crate) use refusal::is_down;

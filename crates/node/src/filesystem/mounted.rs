@@ -8,7 +8,7 @@ use trellis_api::Bytes;
 
 use super::{BtrfsGeometry, FilesystemKind, Geometry, Outcome, XfsGeometry, measure_idle, refusal};
 use crate::error::{Context, Error, Result};
-use crate::sys::block;
+use crate::sys::{block, fsctl};
 
 /// A mounted filesystem, held open by its root. It may be mounted where no path leads.
 pub(crate) struct Mounted<'a> {
@@ -123,6 +123,16 @@ pub(crate) fn growth(before: &Geometry, what: &Path, device: &Path) -> Result<Op
         }),
         _ => Ok(Some(wanted)),
     }
+}
+
+/// How many errors of its device a mounted btrfs has counted; the others keep no such count.
+pub(crate) fn device_errors(geometry: &Geometry, mount_point: &Path, device: &Path) -> Result<u64> {
+    let Geometry::Btrfs(shape) = geometry else {
+        return Ok(0);
+    };
+    let mounted = Mounted::open(FilesystemKind::Btrfs, mount_point, device)?;
+    fsctl::btrfs_device_errors(&mounted.place, shape.device_id)
+        .map_err(|errno| mounted.refused("read the error counts of", errno))
 }
 
 /// Measures the filesystem that is mounted at `mount_point` from the device `device`.

@@ -65,6 +65,19 @@ struct BtrfsDevInfoRaw {
     rest: [u8; 4056],
 }
 
+/// `struct btrfs_ioctl_get_dev_stats`.
+#[repr(C)]
+struct BtrfsStatsRaw {
+    devid: u64,
+    nr_items: u64,
+    flags: u64,
+    values: [u64; 5],
+    rest: [u64; 121],
+}
+
+/// Errors of writing, reading and flushing, bad checksums, and blocks of another age.
+const BTRFS_COUNTERS: u64 = 5;
+
 /// `struct btrfs_ioctl_vol_args`.
 #[repr(C)]
 struct BtrfsVolumeRaw {
@@ -77,11 +90,12 @@ const XFS_GROW: u32 = opcode::write::<XfsGrowRaw>(b'X', 110);
 const BTRFS_RESIZE: u32 = opcode::write::<BtrfsVolumeRaw>(0x94, 3);
 const BTRFS_DEV_INFO: u32 = opcode::read_write::<BtrfsDevInfoRaw>(0x94, 30);
 const BTRFS_FS_INFO: u32 = opcode::read::<BtrfsFsInfoRaw>(0x94, 31);
+const BTRFS_STATS: u32 = opcode::read_write::<BtrfsStatsRaw>(0x94, 52);
 const EXT_RESIZE: u32 = opcode::write::<u64>(b'f', 16);
 
 const _: () = assert!(size_of::<XfsGeometryRaw>() == 112 && size_of::<XfsGrowRaw>() == 16);
 const _: () = assert!(size_of::<BtrfsFsInfoRaw>() == 1024 && size_of::<BtrfsVolumeRaw>() == 4096);
-const _: () = assert!(size_of::<BtrfsDevInfoRaw>() == 4096);
+const _: () = assert!(size_of::<BtrfsDevInfoRaw>() == 4096 && size_of::<BtrfsStatsRaw>() == 1032);
 
 /// What a mounted xfs says about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +184,24 @@ pub fn btrfs_device_bytes(place: impl AsFd, device_id: u64) -> Result<u64> {
         )
     }?;
     Ok(raw.total_bytes)
+}
+
+/// How many errors the btrfs has counted on its device number `device_id`, over its whole life.
+pub fn btrfs_device_errors(place: impl AsFd, device_id: u64) -> Result<u64> {
+    let mut raw = BtrfsStatsRaw {
+        devid: device_id,
+        nr_items: BTRFS_COUNTERS,
+        flags: 0,
+        values: [0; 5],
+        rest: [0; 121],
+    };
+    // SAFETY: BTRFS_IOC_GET_DEV_STATS reads and writes one structure of 1032 bytes, which is the size of
+    // the type; every bit pattern is valid for it.
+    unsafe { ioctl(place, Updater::<BTRFS_STATS, BtrfsStatsRaw>::new(&mut raw)) }?;
+    Ok(raw
+        .values
+        .iter()
+        .fold(0, |sum, count| sum.saturating_add(*count)))
 }
 
 /// Sets how much of its device number `device_id` the btrfs uses.

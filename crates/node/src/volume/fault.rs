@@ -43,6 +43,11 @@ pub enum Fault {
     StoppedWriting,
     /// The filesystem records errors.
     RecordedErrors,
+    /// The filesystem has counted errors of its device, and goes on.
+    DeviceErrors {
+        /// How many, since it was made or the count was reset.
+        errors: u64,
+    },
     /// Another process has the volume as its own.
     ForeignUse {
         /// Which, where the kernel tells.
@@ -51,6 +56,23 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Whether a growth is of no use, or would do harm, before this is mended. The others are told and
+    /// keep nothing from growing.
+    pub fn forbids_growth(&self) -> bool {
+        match self {
+            Fault::BackingDeleted
+            | Fault::BackingCutOff { .. }
+            | Fault::DeviceCutOff { .. }
+            | Fault::DeviceGone
+            | Fault::MountGone
+            | Fault::FilesystemDown
+            | Fault::StoppedWriting
+            | Fault::RecordedErrors
+            | Fault::ForeignUse { .. } => true,
+            Fault::DeviceLeaving | Fault::PathGone { .. } | Fault::DeviceErrors { .. } => false,
+        }
+    }
+
     /// The reason under which this holds a volume.
     pub fn reason(&self) -> HoldReason {
         match self {
@@ -59,7 +81,9 @@ impl Fault {
             Fault::DeviceGone | Fault::DeviceLeaving => HoldReason::DeviceGone,
             Fault::MountGone | Fault::PathGone { .. } => HoldReason::MountGone,
             Fault::FilesystemDown => HoldReason::FilesystemDown,
-            Fault::StoppedWriting | Fault::RecordedErrors => HoldReason::FilesystemErrors,
+            Fault::StoppedWriting | Fault::RecordedErrors | Fault::DeviceErrors { .. } => {
+                HoldReason::FilesystemErrors
+            }
             Fault::ForeignUse { .. } => HoldReason::ForeignUse,
         }
     }
@@ -90,6 +114,10 @@ impl fmt::Display for Fault {
                 out.write_str("the filesystem has found damage and turned itself read-only")
             }
             Fault::RecordedErrors => out.write_str("the filesystem has recorded errors"),
+            Fault::DeviceErrors { errors } => write!(
+                out,
+                "the filesystem has counted {errors} errors of its device (`btrfs device stats`)"
+            ),
             Fault::ForeignUse { pid: Some(pid) } => {
                 write!(out, "process {pid} uses the volume as its own")
             }

@@ -25,7 +25,7 @@ pub struct Observation {
     pub backing: Option<Bytes>,
     /// The device on it.
     pub device: Option<AttachedDevice>,
-    /// The filesystem on the device.
+    /// The filesystem on the device, unless the device itself is published.
     pub filesystem: Option<ObservedFilesystem>,
     /// Whether it is mounted at its private place.
     pub staged: bool,
@@ -127,17 +127,19 @@ fn observe_found(
     };
     let is_staging = |mount: &Mount| Some(mount.id) == staging_mount;
     let staged = mountinfo::of(mounts, device.number).find(|mount| is_staging(mount));
+    let publications: Vec<Publication> = mounts
+        .iter()
+        .filter_map(|mount| publication(mount, &device, &is_staging))
+        .collect();
     let filesystem = match staged {
         Some(mount) => mounted_filesystem(mount, &device.path, &mut faults)?,
+        // What somebody does with a device that was given as such is not looked at.
+        None if publications.iter().any(|each| each.block) => None,
         None => idle_filesystem(&device.path, &mut faults)?,
     };
     faults.extend(deleted.then_some(Fault::BackingDeleted));
     faults.extend(leaving.then_some(Fault::DeviceLeaving));
     faults.extend(cut_off(backing_size, &device, filesystem));
-    let publications = mounts
-        .iter()
-        .filter_map(|mount| publication(mount, &device, &is_staging))
-        .collect();
     Ok(Observation {
         backing: backing_size,
         staged: staged.is_some(),
@@ -199,7 +201,11 @@ fn mounted_filesystem(
     faults.extend(filesystem::has_recorded_errors(kind, device).then_some(Fault::RecordedErrors));
     match filesystem::measure_mounted(kind, &mount.mount_point, device) {
         Ok(_) if mount.has_shut_down() => faults.push(Fault::FilesystemDown),
-        Ok(geometry) => return Ok(Some(geometry)),
+        Ok(geometry) => {
+            let errors = filesystem::device_errors(&geometry, &mount.mount_point, device)?;
+            faults.extend((errors > 0).then_some(Fault::DeviceErrors { errors }));
+            return Ok(Some(geometry));
+        }
         Err(Error::FilesystemDown { .. }) => faults.push(Fault::FilesystemDown),
         Err(error) => return Err(error),
     }

@@ -1,6 +1,7 @@
-//! Chores of the workspace that are not tests: benchmarks.
+//! Chores of the workspace: benchmarks, and the tests' guest by hand.
 
 mod bench;
+mod guest;
 
 use clap::{Parser, Subcommand};
 
@@ -16,10 +17,13 @@ enum Chore {
     /// Measure, beside the bare operation in the same run, and print ratios
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// A shell in the guest that the tests use, or scenarios in it
+    Guest(guest::Guest),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
         Chore::Bench(bench) => bench::run(bench),
+        Chore::Guest(guest) => guest::run(guest),
     }
 }

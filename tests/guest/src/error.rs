@@ -1,0 +1,104 @@
+//! Why there is no guest, or no answer from it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+/// The result of everything on the host's side.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong outside of the scenarios.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or directory of ours could not be used.
+    #[error("could not {action} {path}", path = .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A program could not be started.
+    #[error("could not run {program}; `scripts/setup` installs it")]
+    NoProgram {
+        /// Which.
+        program: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A program failed.
+    #[error("{program} failed with {status}: {said}")]
+    Failed {
+        /// Which.
+        program: &'static str,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said about it.
+        said: String,
+    },
+    /// The package that names the newest kernel names none.
+    #[error(
+        "apt knows no kernel that {package} depends on; is its list of packages there (`apt-get update`)?"
+    )]
+    NoKernel {
+        /// The package.
+        package: &'static str,
+    },
+    /// The unpacked kernel package lacks something.
+    #[error("{path} has no {what}", path = .path.display())]
+    Incomplete {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What is missing.
+        what: String,
+    },
+    /// Cargo built no such program.
+    #[error("cargo built no program named {name}")]
+    NotBuilt {
+        /// The name.
+        name: String,
+    },
+    /// No scenario has that name.
+    #[error("there is no scenario {name}; there are: {}", .known.join(", "))]
+    NoScenario {
+        /// The name.
+        name: String,
+        /// The names that there are.
+        known: Vec<String>,
+    },
+    /// QEMU ended before the guest said anything.
+    #[error("the guest did not come up: QEMU ended with {status}\n{console}")]
+    Stillborn {
+        /// How QEMU ended.
+        status: ExitStatus,
+        /// The last lines of its console and of QEMU.
+        console: String,
+    },
+    /// The guest did not come up in time.
+    #[error("the guest did not come up in {limit:?}\n{console}")]
+    Silent {
+        /// The time that it had.
+        limit: Duration,
+        /// The last lines of its console.
+        console: String,
+    },
+}
+
+/// Adds what was tried to a system's answer.
+pub(crate) trait Context<T> {
+    /// The error with its context.
+    fn context(self, action: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T> Context<T> for io::Result<T> {
+    fn context(self, action: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|source| Error::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        })
+    }
+}

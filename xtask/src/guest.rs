@@ -16,7 +16,7 @@ pub struct Guest {
 
 #[derive(Subcommand)]
 enum What {
-    /// Run scenarios and show what they print; all of them if none is named
+    /// Run scenarios and show what they print; the usual ones if none is named
     Run {
         /// Names of scenarios
         names: Vec<String>,
@@ -35,7 +35,12 @@ pub fn run(guest: Guest) -> anyhow::Result<()> {
         }
         Some(What::List) => {
             for each in scenario::ALL {
-                println!("{}", each.name);
+                let note = if each.always {
+                    ""
+                } else {
+                    "  (only when named)"
+                };
+                println!("{}{note}", each.name);
             }
             Ok(())
         }
@@ -44,8 +49,9 @@ pub fn run(guest: Guest) -> anyhow::Result<()> {
 }
 
 fn run_scenarios(names: &[String]) -> anyhow::Result<()> {
-    let chosen = if names.is_empty() {
-        scenario::ALL.to_vec()
+    let chosen: Vec<_> = if names.is_empty() {
+        let usual = scenario::ALL.iter().filter(|each| each.always);
+        usual.copied().collect()
     } else {
         let named = names.iter().map(|name| scenario::named(name));
         named.collect::<Result<_, _>>()?
@@ -54,7 +60,7 @@ fn run_scenarios(names: &[String]) -> anyhow::Result<()> {
     let image = Image::pack(&artifacts)?;
     let orders = chosen.iter().map(|each| each.order(&artifacts, &image));
     let orders = orders.collect::<Result<Vec<_>, _>>()?;
-    let outcomes = run_orders(&image, &orders, &mut |progress| match progress {
+    let outcomes = run_orders(&image, &orders, 1, &mut |progress| match progress {
         Progress::Booted { kernel, took } => println!("guest with {kernel} up in {took:.1?}"),
         Progress::Said(text) => {
             print!("{text}");

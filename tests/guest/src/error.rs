@@ -69,6 +69,9 @@ pub enum Error {
         /// The names that there are.
         known: Vec<String>,
     },
+    /// A thread of ours that drove a guest has panicked.
+    #[error("a thread that drove a guest has panicked")]
+    WorkerPanicked,
     /// QEMU ended before the guest said anything.
     #[error("the guest did not come up: QEMU ended with {status}\n{console}")]
     Stillborn {

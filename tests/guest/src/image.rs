@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::BufWriter;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -28,17 +29,20 @@ const ALWAYS: [&str; 7] = [
 /// Modules that are there for scenarios that ask for them. btrfs measures checksum algorithms when it is
 /// loaded, which takes a second in here.
 const ON_REQUEST: [&str; 4] = ["btrfs", "iscsi_tcp", "sd_mod", "dm_mod"];
-/// Tools, by the package that has them in Debian. They are found where a shell finds them and are put in
+/// Tools. They are found where a shell finds them and are put in
 /// `/usr/sbin`.
-const TOOLS: [&str; 16] = [
+const TOOLS: [&str; 19] = [
     "mkfs.ext3",
     "mkfs.ext4",
     "mke2fs",
     "e2fsck",
     "resize2fs",
     "dumpe2fs",
+    "tune2fs",
+    "debugfs",
     "mkfs.xfs",
     "xfs_repair",
+    "xfs_io",
     "mkfs.btrfs",
     "btrfs",
     "mkswap",
@@ -61,8 +65,8 @@ pub const MODULE_DIR: &str = "/lib/guest";
 pub struct Image {
     /// What it runs on.
     pub kernel: Kernel,
-    /// The archive; it goes away with this.
-    pub archive: NamedTempFile,
+    /// The archive. The file has no name, so that nothing can be left of it.
+    archive: File,
     modules: Modules,
 }
 
@@ -71,8 +75,7 @@ impl Image {
     pub fn pack(artifacts: &Artifacts) -> Result<Image> {
         let kernel = kernel()?;
         let modules = Modules::find(&kernel.modules)?;
-        let archive = NamedTempFile::with_prefix("trellis-guest-")
-            .context("make a file in", &std::env::temp_dir())?;
+        let archive = tempfile::tempfile().context("make a file in", &std::env::temp_dir())?;
         let mut content = Content::default();
         content.stripped(artifacts.program("guest-init")?, "/init")?;
         for program in artifacts.for_guest() {
@@ -101,11 +104,16 @@ impl Image {
         content.text("/etc/passwd", "root:x:0:0:root:/:/bin/sh\n".to_owned());
         content.text("/etc/group", "root:x:0:\n".to_owned());
         content.text("/etc/hosts", "127.0.0.1 localhost guest\n".to_owned());
-        let path = image.archive.path();
         content
-            .write(image.archive.as_file(), &busybox()?)
-            .context("write", path)?;
+            .write(&image.archive, &busybox()?)
+            .context("write", &image.path())?;
         Ok(image)
+    }
+
+    /// Where another process finds the archive while this one lives.
+    pub fn path(&self) -> PathBuf {
+        let (pid, fd) = (std::process::id(), self.archive.as_raw_fd());
+        PathBuf::from(format!("/proc/{pid}/fd/{fd}"))
     }
 
     /// The files in the guest of the named modules and of all that they need, in the order in which they

@@ -184,7 +184,7 @@ fn command(image: &Image, dir: &Path, more: &str) -> Result<Command> {
         "-no-reboot",
     ]);
     command.arg("-kernel").arg(&image.kernel.image);
-    command.arg("-initrd").arg(image.archive.path());
+    command.arg("-initrd").arg(image.path());
     command.arg("-append");
     command.arg(format!(
         "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic {more}"

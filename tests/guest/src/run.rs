@@ -1,7 +1,9 @@
-//! Scenarios one after the other, in as many guests as it takes.
+//! Scenarios one after the other, in several guests at a time and in as many as it takes.
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -73,28 +75,75 @@ pub enum Progress<'a> {
     Ended(&'a Outcome),
 }
 
-/// Runs the orders in their order, and answers how each went. A guest that dies or is not fit for another
-/// scenario is replaced by a new one.
+/// Runs the orders and answers how each went, in their order. So many guests take them from the front at the
+/// same time; one that dies or is not fit for another scenario is replaced by a new one.
 pub fn run(
     image: &Image,
     orders: &[Order],
-    tell: &mut dyn FnMut(Progress<'_>),
+    guests: usize,
+    tell: &mut (dyn FnMut(Progress<'_>) + Send),
 ) -> Result<Vec<Outcome>> {
-    let mut outcomes = Vec::new();
-    while outcomes.len() < orders.len() {
-        let mut guest = Guest::boot(image, tell)?;
-        let mut fit = true;
-        while fit && outcomes.len() < orders.len() {
-            let outcome;
-            (outcome, fit) = guest.order(&orders[outcomes.len()], tell);
-            tell(Progress::Ended(&outcome));
-            outcomes.push(outcome);
-        }
-        if fit {
-            guest.switch_off();
+    let queue = Queue {
+        orders,
+        next: AtomicUsize::new(0),
+        outcomes: Mutex::new(Vec::new()),
+        tell: Mutex::new(tell),
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..guests.min(orders.len()))
+            .map(|_| scope.spawn(|| queue.work(image)))
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            let died = |_| Err(Error::WorkerPanicked);
+            worker.join().unwrap_or_else(died)
+        })
+    })?;
+    let mut outcomes = queue.outcomes.into_inner().unwrap_or_default();
+    outcomes.sort_by_key(|(index, _)| *index);
+    Ok(outcomes.into_iter().map(|(_, outcome)| outcome).collect())
+}
+
+/// Orders that several guests share.
+struct Queue<'a> {
+    orders: &'a [Order],
+    next: AtomicUsize,
+    outcomes: Mutex<Vec<(usize, Outcome)>>,
+    tell: Mutex<&'a mut (dyn FnMut(Progress<'_>) + Send)>,
+}
+
+impl Queue<'_> {
+    fn take(&self) -> Option<(usize, &Order)> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        self.orders.get(index).map(|order| (index, order))
+    }
+
+    fn tell(&self, progress: Progress<'_>) {
+        if let Ok(mut tell) = self.tell.lock() {
+            tell(progress);
         }
     }
-    Ok(outcomes)
+
+    /// Runs orders in one guest after the other until none is left.
+    fn work(&self, image: &Image) -> Result<()> {
+        let mut taken = self.take();
+        while taken.is_some() {
+            let mut guest = Guest::boot(image, &|progress| self.tell(progress))?;
+            let mut fit = true;
+            while let (true, Some((index, order))) = (fit, taken) {
+                let outcome;
+                (outcome, fit) = guest.order(order, &|progress| self.tell(progress));
+                self.tell(Progress::Ended(&outcome));
+                if let Ok(mut outcomes) = self.outcomes.lock() {
+                    outcomes.push((index, outcome));
+                }
+                taken = self.take();
+            }
+            if fit {
+                guest.switch_off();
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A guest that is up.
@@ -104,7 +153,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(image: &Image, tell: &mut dyn FnMut(Progress<'_>)) -> Result<Guest> {
+    fn boot(image: &Image, tell: &dyn Fn(Progress<'_>)) -> Result<Guest> {
         let started = Instant::now();
         let (mut machine, mut port) = Machine::start(image)?;
         match next(&mut port, started + BOOT_LIMIT) {
@@ -125,7 +174,7 @@ impl Guest {
     }
 
     /// Runs one scenario, and answers how it went and whether the guest is fit for another.
-    fn order(&mut self, order: &Order, tell: &mut dyn FnMut(Progress<'_>)) -> (Outcome, bool) {
+    fn order(&mut self, order: &Order, tell: &dyn Fn(Progress<'_>)) -> (Outcome, bool) {
         let started = Instant::now();
         let deadline = started + order.limit + CLEANING_LIMIT;
         let mut log = String::new();
@@ -157,7 +206,7 @@ impl Guest {
         &mut self,
         deadline: Instant,
         log: &mut String,
-        tell: &mut dyn FnMut(Progress<'_>),
+        tell: &dyn Fn(Progress<'_>),
     ) -> io::Result<Ended> {
         loop {
             match next(&mut self.port, deadline)? {

@@ -1,0 +1,88 @@
+//! Changing who the replicas are, one view after the other.
+//!
+//! ```text
+//!   {old} ──▶ {old and new} ──▶ {new}
+//! ```
+//!
+//! The first step waits until CF of the new replicas hold everything; from then on every quorum is one
+//! of both. The second waits until the view with both is durable at quorums of both, together with all
+//! that was acknowledged before it. So whoever takes over, knowing the old view or the new one, finds a
+//! replica that knows what he needs to know.
+
+use super::{Coordinator, Effect};
+use crate::proto::{Config, EntryOp, ReplicaId, View};
+
+#[derive(Debug, Default)]
+pub(super) struct Change {
+    pub(super) goal: Option<Config>,
+    /// The flush after the entry with both configurations.
+    flush: Option<u64>,
+}
+
+impl Coordinator {
+    pub(super) fn reconfigure(&mut self, config: Config) {
+        if config.is_sound() {
+            self.change.goal = Some(config);
+        }
+    }
+
+    /// A predecessor may have left a change half done.
+    pub(super) fn change_resume(&mut self) {
+        if self.view.next.is_some() {
+            self.announce();
+        }
+    }
+
+    fn announce(&mut self) {
+        self.append(EntryOp::View(self.view.clone()));
+        self.change.flush = Some(self.append(EntryOp::Flush));
+    }
+
+    fn is_whole(&self, id: ReplicaId) -> bool {
+        self.peers.get(&id).is_some_and(|peer| peer.is_whole())
+    }
+
+    pub(super) fn change_step(&mut self, out: &mut Vec<Effect>) {
+        match (&self.view.next, &self.change.goal, self.change.flush) {
+            (None, Some(goal), _) if *goal == self.view.current => self.change.goal = None,
+            (None, Some(goal), _) => {
+                let joint = View {
+                    version: self.view.version + 1,
+                    current: self.view.current.clone(),
+                    next: Some(goal.clone()),
+                };
+                if joint.write_quorum(|id| self.is_whole(id)) {
+                    self.view = joint;
+                    self.announce();
+                    self.changed(out);
+                }
+            }
+            (Some(next), _, Some(flush)) => {
+                let durable = |id| {
+                    self.is_whole(id)
+                        && self
+                            .peers
+                            .get(&id)
+                            .is_some_and(|peer| peer.flushed() >= flush)
+                };
+                if self.view.write_quorum(durable) {
+                    self.view = View {
+                        version: self.view.version + 1,
+                        current: next.clone(),
+                        next: None,
+                    };
+                    self.change.flush = None;
+                    self.append(EntryOp::View(self.view.clone()));
+                    self.changed(out);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn changed(&self, out: &mut Vec<Effect>) {
+        out.push(Effect::ViewChanged {
+            view: self.view.clone(),
+        });
+    }
+}

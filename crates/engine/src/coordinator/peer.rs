@@ -1,0 +1,140 @@
+//! What the coordinator knows of one replica.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::SessionId;
+use super::region_set::RegionSet;
+use super::repair::Repair;
+use crate::proto::{Region, RegionState, Welcome};
+
+/// What a replica has told of itself.
+#[derive(Clone, Debug)]
+pub(super) struct Report {
+    pub(super) welcome: Welcome,
+    pub(super) states: Vec<RegionState>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Stage {
+    /// It was greeted.
+    Greeting,
+    /// It sends what it knows of its regions.
+    Reporting(Report),
+    /// It has told everything.
+    Reported(Report),
+    /// It was told on which terms it takes part.
+    Joining,
+    /// It takes part.
+    Active,
+}
+
+/// An entry that was sent and not answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) seq: u64,
+    pub(super) bytes: u64,
+    pub(super) at: u64,
+}
+
+/// A connection to a replica.
+#[derive(Clone, Debug)]
+pub(super) struct Session {
+    pub(super) id: SessionId,
+    pub(super) out_index: u64,
+    pub(super) in_index: u64,
+    pub(super) stage: Stage,
+    /// When the stage began, or was last seen to move.
+    pub(super) since: u64,
+    /// The last entry that was sent.
+    pub(super) cursor: u64,
+    /// The last entry that it has applied.
+    pub(super) acked: u64,
+    /// The last entry that it has made durable.
+    pub(super) flushed: u64,
+    /// The flushes that it owes, and since when.
+    pub(super) flushing: VecDeque<(u64, u64)>,
+    pub(super) sent: VecDeque<Sent>,
+    pub(super) sent_bytes: u64,
+    pub(super) reads: usize,
+    /// The size that its join asks for.
+    pub(super) join_size: u64,
+}
+
+impl Session {
+    pub(super) fn new(id: SessionId, now: u64) -> Session {
+        Session {
+            id,
+            out_index: 0,
+            in_index: 0,
+            stage: Stage::Greeting,
+            since: now,
+            cursor: 0,
+            acked: 0,
+            flushed: 0,
+            flushing: VecDeque::new(),
+            sent: VecDeque::new(),
+            sent_bytes: 0,
+            reads: 0,
+            join_size: 0,
+        }
+    }
+
+    pub(super) fn start(&mut self, stage: Stage, now: u64) {
+        self.stage = stage;
+        self.since = now;
+    }
+}
+
+/// A replica.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Peer {
+    pub(super) session: Option<Session>,
+    /// Whether it has taken part under this coordinator, so that `stale` is known.
+    pub(super) joined: bool,
+    /// Regions that it marked as stale itself.
+    pub(super) stale: RegionSet,
+    /// How many there were when it joined: the whole of its repair.
+    pub(super) stale_at_join: usize,
+    /// Regions that its disk could not read. It holds them as far as it knows.
+    pub(super) damaged: BTreeSet<Region>,
+    pub(super) repairs: BTreeMap<Region, Repair>,
+    /// Where the search for the next region to repair goes on.
+    pub(super) repair_cursor: Region0,
+    pub(super) repair_retry_at: u64,
+    pub(super) size: u64,
+}
+
+/// A region that is the first one by default.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region0(pub(super) Region);
+
+impl Default for Region0 {
+    fn default() -> Region0 {
+        Region0(Region(0))
+    }
+}
+
+impl Peer {
+    pub(super) fn is_active(&self) -> bool {
+        self.session
+            .as_ref()
+            .is_some_and(|session| matches!(session.stage, Stage::Active))
+    }
+
+    pub(super) fn holds(&self, region: Region) -> bool {
+        self.is_active() && !self.stale.contains(region) && !self.damaged.contains(&region)
+    }
+
+    /// Whether it is there and every region of it counts.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_active() && self.stale.is_empty() && self.damaged.is_empty()
+    }
+
+    pub(super) fn acked(&self) -> u64 {
+        self.session.as_ref().map_or(0, |session| session.acked)
+    }
+
+    pub(super) fn flushed(&self) -> u64 {
+        self.session.as_ref().map_or(0, |session| session.flushed)
+    }
+}

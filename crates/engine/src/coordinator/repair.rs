@@ -1,0 +1,325 @@
+//! Repair: region by region, several replicas at once, while I/O goes on.
+//!
+//! ```text
+//!   stale ──RepairBegin──▶ begun ──read at a holder──▶ RepairData ──▶ RepairDone: the replica holds it
+//!                            │ from here on the replica gets the region's entries too, and keeps
+//!                            │ the blocks that they write when the older bytes arrive
+//! ```
+//!
+//! The holder is read after everything has been sent to it, so its answer has every entry that the
+//! repaired replica has skipped. A region that clients wait for goes first; the others share a budget
+//! of bytes a second. Every finished region is durable, so that nothing is repaired twice.
+
+use std::collections::BTreeSet;
+
+use super::peer::Region0;
+use super::{Coordinator, Effect};
+use crate::proto::{Content, ReadFault, Region, ReplicaId, Request};
+
+/// How many stale regions are looked at in one go for one that can be repaired.
+const LOOK_MAX: usize = 64;
+
+/// A region of a replica that is being repaired.
+#[derive(Clone, Debug)]
+pub(super) struct Repair {
+    /// Replicas that could not read it.
+    tried: BTreeSet<ReplicaId>,
+    /// Whether the bytes are on their way: to us or to the replica.
+    moving: bool,
+}
+
+/// A read for a repair.
+#[derive(Debug)]
+pub(super) struct RepairRead {
+    source: ReplicaId,
+    target: ReplicaId,
+    region: Region,
+    at: u64,
+}
+
+impl Coordinator {
+    /// A replica's disk could not read a region that it holds.
+    pub(super) fn damaged(&mut self, replica: ReplicaId, region: Region) {
+        let others = self
+            .peers
+            .iter()
+            .any(|(id, peer)| *id != replica && peer.holds(region));
+        // The last holder stays one: the rest of the region may well be readable.
+        if others && let Some(peer) = self.peers.get_mut(&replica) {
+            peer.damaged.insert(region);
+        }
+    }
+
+    /// A damaged region without any holder is better than nothing: it counts again. Whoever reads a
+    /// block of it that cannot be read is told so.
+    pub(super) fn forgive_damage(&mut self, out: &mut Vec<Effect>) {
+        let regions: BTreeSet<Region> = self
+            .peers
+            .values()
+            .filter(|peer| peer.is_active())
+            .flat_map(|peer| peer.damaged.iter().copied())
+            .collect();
+        for region in regions {
+            if self.peers.values().any(|peer| peer.holds(region)) {
+                continue;
+            }
+            let mut begun = Vec::new();
+            for (id, peer) in &mut self.peers {
+                if peer.damaged.remove(&region)
+                    && !peer.stale.contains(region)
+                    && peer.repairs.remove(&region).is_some()
+                {
+                    begun.push(*id);
+                }
+            }
+            for replica in begun {
+                self.send(replica, Request::RepairDrop { region }, out);
+            }
+        }
+    }
+
+    pub(super) fn repair_refill(&mut self) {
+        let limits = self.settings.limits;
+        let elapsed = self.now.saturating_sub(self.budget_at).min(1_000);
+        self.budget_at = self.now;
+        let refill = limits.repair_bytes_per_second.saturating_mul(elapsed) / 1_000;
+        self.repair_budget = (self.repair_budget + refill).min(limits.repair_bytes_per_second);
+    }
+
+    pub(super) fn repair_schedule(&mut self, out: &mut Vec<Effect>) {
+        let targets: Vec<ReplicaId> = self
+            .peers
+            .iter()
+            .filter(|(_, peer)| peer.is_active() && !peer.is_whole())
+            .map(|(id, _)| *id)
+            .collect();
+        if targets.is_empty() {
+            return;
+        }
+        let wanted = self.wanted();
+        for target in targets {
+            self.repair_target(target, &wanted, out);
+        }
+    }
+
+    fn repair_target(
+        &mut self,
+        target: ReplicaId,
+        wanted: &BTreeSet<Region>,
+        out: &mut Vec<Effect>,
+    ) {
+        self.repair_reads_start(target, out);
+        let region_bytes = u64::from(self.settings.geometry.region_bytes);
+        for _ in 0..self.settings.limits.repairs_per_replica_max {
+            let Some(peer) = self.peers.get(&target) else {
+                return;
+            };
+            if peer.repairs.len() >= self.settings.limits.repairs_per_replica_max {
+                return;
+            }
+            let needs = |region: &Region| {
+                (peer.stale.contains(*region) || peer.damaged.contains(region))
+                    && !peer.repairs.contains_key(region)
+                    && self.source_of(target, *region, &BTreeSet::new()).is_some()
+            };
+            let urgent = wanted.iter().copied().find(needs);
+            if urgent.is_none()
+                && (self.now < peer.repair_retry_at || self.repair_budget < region_bytes)
+            {
+                return;
+            }
+            let from = peer.repair_cursor.0;
+            let next = urgent
+                .or_else(|| peer.stale.from(from).take(LOOK_MAX).find(needs))
+                .or_else(|| peer.stale.iter().take(LOOK_MAX).find(needs))
+                .or_else(|| peer.damaged.iter().copied().find(needs));
+            if urgent.is_none() && next.is_some() {
+                self.repair_budget -= region_bytes;
+            }
+            let Some(region) = next else {
+                if let Some(peer) = self.peers.get_mut(&target) {
+                    let last = peer.stale.from(peer.repair_cursor.0).take(LOOK_MAX).last();
+                    peer.repair_cursor = Region0(last.unwrap_or(Region(0)));
+                }
+                return;
+            };
+            self.repair_begin(target, region, out);
+        }
+    }
+
+    fn repair_begin(&mut self, target: ReplicaId, region: Region, out: &mut Vec<Effect>) {
+        let Some(peer) = self.peers.get_mut(&target) else {
+            return;
+        };
+        peer.repair_cursor = Region0(region);
+        peer.repairs.insert(
+            region,
+            Repair {
+                tried: BTreeSet::new(),
+                moving: false,
+            },
+        );
+        self.send(target, Request::RepairBegin { region }, out);
+        self.repair_reads_start(target, out);
+    }
+
+    /// A replica that holds the region and has been sent everything.
+    fn source_of(
+        &self,
+        target: ReplicaId,
+        region: Region,
+        tried: &BTreeSet<ReplicaId>,
+    ) -> Option<ReplicaId> {
+        self.peers
+            .iter()
+            .filter(|(id, peer)| **id != target && !tried.contains(id) && peer.holds(region))
+            .filter_map(|(id, peer)| Some((id, peer.session.as_ref()?)))
+            .filter(|(_, session)| session.cursor == self.seq)
+            .min_by_key(|(_, session)| session.reads)
+            .map(|(id, _)| *id)
+    }
+
+    /// Asks for the bytes of regions that have begun and for which a holder is ready.
+    fn repair_reads_start(&mut self, target: ReplicaId, out: &mut Vec<Effect>) {
+        let Some(peer) = self.peers.get(&target) else {
+            return;
+        };
+        let idle: Vec<(Region, Option<ReplicaId>)> = peer
+            .repairs
+            .iter()
+            .filter(|(_, repair)| !repair.moving)
+            .map(|(region, repair)| (*region, self.source_of(target, *region, &repair.tried)))
+            .collect();
+        for (region, source) in idle {
+            let Some(source) = source else { continue };
+            let tag = self.next_tag();
+            let (offset, length) = self.settings.geometry.extent(region, self.size);
+            self.repair_reads.insert(
+                tag,
+                RepairRead {
+                    source,
+                    target,
+                    region,
+                    at: self.now,
+                },
+            );
+            if let Some(repair) = self
+                .peers
+                .get_mut(&target)
+                .and_then(|peer| peer.repairs.get_mut(&region))
+            {
+                repair.moving = true;
+            }
+            self.send(
+                source,
+                Request::Read {
+                    tag,
+                    offset,
+                    length,
+                },
+                out,
+            );
+        }
+    }
+
+    pub(super) fn repair_read_answered(
+        &mut self,
+        replica: ReplicaId,
+        tag: u64,
+        result: Result<Content, ReadFault>,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(read) = self.repair_reads.remove(&tag) else {
+            return;
+        };
+        let stamp = self.stamps.get(read.region.index()).copied();
+        let begun = self
+            .peers
+            .get(&read.target)
+            .is_some_and(|peer| peer.repairs.contains_key(&read.region));
+        if !begun {
+            return;
+        }
+        match (result, stamp) {
+            (Ok(content), Some(stamp)) => {
+                let region = read.region;
+                let data = Request::RepairData {
+                    region,
+                    stamp,
+                    content,
+                };
+                self.send(read.target, data, out);
+            }
+            _ => self.repair_source_failed(replica, &read, out),
+        }
+    }
+
+    fn repair_source_failed(
+        &mut self,
+        source: ReplicaId,
+        read: &RepairRead,
+        out: &mut Vec<Effect>,
+    ) {
+        self.damaged(source, read.region);
+        let mut tried = BTreeSet::new();
+        if let Some(repair) = self
+            .peers
+            .get_mut(&read.target)
+            .and_then(|peer| peer.repairs.get_mut(&read.region))
+        {
+            repair.tried.insert(source);
+            repair.moving = false;
+            tried = repair.tried.clone();
+        }
+        let others = self
+            .peers
+            .iter()
+            .any(|(id, peer)| *id != read.target && !tried.contains(id) && peer.holds(read.region));
+        if !others {
+            // Nobody can read it now. A region that was only damaged goes back to being held.
+            let retry_at = self.now + self.settings.limits.repair_retry_ms;
+            if let Some(peer) = self.peers.get_mut(&read.target) {
+                peer.repairs.remove(&read.region);
+                peer.damaged.remove(&read.region);
+                peer.repair_retry_at = retry_at;
+            }
+            let region = read.region;
+            self.send(read.target, Request::RepairDrop { region }, out);
+        }
+    }
+
+    /// Reads for repairs that a lost replica owes, or that were for it.
+    pub(super) fn repair_reads_from_gone(&mut self, replica: ReplicaId) {
+        let mut again = Vec::new();
+        self.repair_reads.retain(|_, read| {
+            if read.source == replica {
+                again.push((read.target, read.region));
+            }
+            read.source != replica && read.target != replica
+        });
+        for (target, region) in again {
+            if let Some(repair) = self
+                .peers
+                .get_mut(&target)
+                .and_then(|peer| peer.repairs.get_mut(&region))
+            {
+                repair.moving = false;
+            }
+        }
+    }
+
+    pub(super) fn owes_repair_reads(&self, replica: ReplicaId, limit_ms: u64) -> bool {
+        self.repair_reads
+            .values()
+            .any(|read| read.source == replica && self.now.saturating_sub(read.at) > limit_ms)
+    }
+
+    pub(super) fn repaired(&mut self, replica: ReplicaId, region: Region) {
+        if let Some(peer) = self.peers.get_mut(&replica)
+            && peer.repairs.remove(&region).is_some()
+        {
+            peer.stale.remove(region);
+            peer.damaged.remove(&region);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What is said about a volume: three words with three meanings.
+
+use std::collections::BTreeMap;
+
+use super::peer::{Peer, Stage};
+use super::{Coordinator, GrowthHeld, Phase};
+use crate::proto::{ReplicaId, View};
+
+/// How a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// I/O is served: CF replicas are there and take part.
+    pub available: bool,
+    /// Every replica is there and holds everything.
+    pub redundancy_met: bool,
+    /// Every replica is there and has the volume's size, and no growth is wanted.
+    pub size_converged: bool,
+    /// The size that is served.
+    pub size: u64,
+    /// Why a growth does not go on.
+    pub growth_held: Option<GrowthHeld>,
+    /// Who the replicas are.
+    pub view: View,
+    /// How each of them is.
+    pub replicas: BTreeMap<ReplicaId, ReplicaState>,
+}
+
+/// How a replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaState {
+    /// There is no connection to it.
+    Away,
+    /// It is being greeted, or told on which terms it takes part.
+    Arriving,
+    /// It takes part, and some of its regions wait for repair.
+    Repairing {
+        /// Regions that are left.
+        left: usize,
+        /// Regions that there were.
+        of: usize,
+    },
+    /// It takes part and holds everything.
+    InSync,
+}
+
+impl Coordinator {
+    /// How the volume is.
+    pub fn status(&self) -> Status {
+        let members = self.view.members();
+        let peers = || members.iter().map(|id| self.peers.get(id));
+        let serving = self.phase == Phase::Serving;
+        Status {
+            available: serving && self.view.write_quorum(|id| self.is_active(id)),
+            redundancy_met: serving && peers().all(|peer| peer.is_some_and(Peer::is_whole)),
+            size_converged: serving
+                && self.growth.is_idle()
+                && self.growth.goal <= self.size
+                && peers().all(|peer| {
+                    peer.is_some_and(|peer| peer.is_active() && peer.size >= self.size)
+                }),
+            size: self.size,
+            growth_held: self.growth.held,
+            view: self.view.clone(),
+            replicas: self
+                .peers
+                .iter()
+                .map(|(id, peer)| (*id, state(peer)))
+                .collect(),
+        }
+    }
+
+    /// Whether nothing more will be done.
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// Whether I/O is accepted.
+    pub fn is_serving(&self) -> bool {
+        self.phase == Phase::Serving
+    }
+}
+
+fn state(peer: &Peer) -> ReplicaState {
+    match &peer.session {
+        None => ReplicaState::Away,
+        Some(session) if !matches!(session.stage, Stage::Active) => ReplicaState::Arriving,
+        Some(_) if peer.is_whole() => ReplicaState::InSync,
+        Some(_) => ReplicaState::Repairing {
+            left: peer.stale.len() + peer.damaged.len(),
+            of: peer.stale_at_join.max(peer.stale.len()) + peer.damaged.len(),
+        },
+    }
+}

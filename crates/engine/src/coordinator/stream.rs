@@ -1,0 +1,199 @@
+//! The stream of entries: numbered here, sent to every replica in order, answered in order.
+
+use super::peer::{Sent, Stage};
+use super::{Coordinator, Effect, Phase};
+use crate::proto::{Entry, EntryOp, Key, ReplicaId, Request};
+
+impl Coordinator {
+    /// Numbers an entry. It is sent when the windows of the replicas allow it.
+    pub(super) fn append(&mut self, op: EntryOp) -> u64 {
+        self.seq += 1;
+        let region = match &op {
+            EntryOp::Write { offset, .. } | EntryOp::Zero { offset, .. } => {
+                Some(self.settings.geometry.region_of(*offset))
+            }
+            _ => None,
+        };
+        if let Some(region) = region {
+            if let Some(stamp) = self.stamps.get_mut(region.index()) {
+                *stamp = self.epoch;
+            }
+            if !self.epoch_used {
+                self.epoch_used = true;
+                self.epoch_since = self.now;
+            }
+        }
+        let key = Key {
+            epoch: self.epoch,
+            seq: self.seq,
+        };
+        self.log.push(Entry { key, op }, region);
+        self.seq
+    }
+
+    /// Whether the log has room for another entry of a client, after replicas that are too far behind
+    /// were given up. What is not acknowledged yet is never dropped.
+    pub(super) fn log_has_room(&mut self, out: &mut Vec<Effect>) -> bool {
+        let limits = self.settings.limits;
+        while self
+            .log
+            .is_over(limits.log_entries_max, limits.log_bytes_max)
+        {
+            let Some(first) = self.log.first_seq() else {
+                break;
+            };
+            if self.writes.contains_key(&first) {
+                return false;
+            }
+            let behind: Vec<ReplicaId> = self
+                .peers
+                .iter()
+                .filter(|(_, peer)| {
+                    peer.session.as_ref().is_some_and(|session| {
+                        matches!(session.stage, Stage::Active | Stage::Joining)
+                            && session.cursor < first
+                    })
+                })
+                .map(|(id, _)| *id)
+                .collect();
+            for replica in behind {
+                self.drop_session(replica, out);
+            }
+            self.log.pop();
+        }
+        true
+    }
+
+    pub(super) fn pump_all(&mut self, out: &mut Vec<Effect>) {
+        if self.phase == Phase::Over {
+            return;
+        }
+        let ids: Vec<ReplicaId> = self.peers.keys().copied().collect();
+        for replica in ids {
+            self.pump(replica, out);
+        }
+    }
+
+    /// Sends what the replica's window allows.
+    fn pump(&mut self, replica: ReplicaId, out: &mut Vec<Effect>) {
+        let limits = self.settings.limits;
+        loop {
+            let Some(peer) = self.peers.get_mut(&replica) else {
+                return;
+            };
+            let Some(session) = &mut peer.session else {
+                return;
+            };
+            if !matches!(session.stage, Stage::Active | Stage::Joining)
+                || session.cursor >= self.seq
+                || session.sent.len() >= limits.window_entries_max
+                || session.sent_bytes >= limits.window_bytes_max
+            {
+                return;
+            }
+            let Some(logged) = self.log.get(session.cursor + 1) else {
+                // What it needs next is gone. It has to come again and be repaired.
+                return self.drop_session(replica, out);
+            };
+            let mut entry = logged.entry.clone();
+            let mut bytes = logged.bytes;
+            if let Some(region) = logged.region
+                && peer.stale.contains(region)
+                && !peer.repairs.contains_key(&region)
+            {
+                entry.op = EntryOp::Skip { region };
+                bytes = 0;
+            }
+            session.cursor += 1;
+            session.sent.push_back(Sent {
+                seq: session.cursor,
+                bytes,
+                at: self.now,
+            });
+            session.sent_bytes += bytes;
+            if matches!(entry.op, EntryOp::Flush) {
+                session.flushing.push_back((session.cursor, self.now));
+            }
+            self.send(replica, Request::Entry(entry), out);
+        }
+    }
+
+    /// A replica has applied all entries up to this one.
+    pub(super) fn done(&mut self, replica: ReplicaId, seq: u64) {
+        let Some(peer) = self.peers.get_mut(&replica) else {
+            return;
+        };
+        let Some(session) = &mut peer.session else {
+            return;
+        };
+        if seq > session.cursor {
+            return;
+        }
+        session.acked = session.acked.max(seq);
+        while let Some(sent) = session.sent.front().filter(|sent| sent.seq <= seq) {
+            session.sent_bytes -= sent.bytes;
+            session.sent.pop_front();
+        }
+        if let Some((raise, to)) = self.growth.raise()
+            && raise <= seq
+        {
+            peer.size = peer.size.max(to);
+        }
+    }
+
+    /// A replica has made all entries up to this one durable.
+    pub(super) fn flushed(&mut self, replica: ReplicaId, seq: u64) {
+        if let Some(session) = self
+            .peers
+            .get_mut(&replica)
+            .and_then(|peer| peer.session.as_mut())
+            && seq <= session.cursor
+        {
+            session.flushed = session.flushed.max(seq);
+            while session
+                .flushing
+                .front()
+                .is_some_and(|(owed, _)| *owed <= seq)
+            {
+                session.flushing.pop_front();
+            }
+        }
+    }
+
+    /// Gives up on replicas that owe answers for too long.
+    pub(super) fn patience(&mut self, out: &mut Vec<Effect>) {
+        let limits = self.settings.limits;
+        let late = |at: u64, limit: u64| self.now.saturating_sub(at) > limit;
+        let mut given_up = Vec::new();
+        for (replica, peer) in &self.peers {
+            let Some(session) = &peer.session else {
+                continue;
+            };
+            let hangs = match session.stage {
+                Stage::Greeting | Stage::Reporting(_) | Stage::Joining => {
+                    late(session.since, limits.hang_ms)
+                }
+                Stage::Reported(_) => false,
+                Stage::Active => {
+                    let oldest = session.sent.front();
+                    let straggles = oldest.is_some_and(|sent| {
+                        late(sent.at, limits.straggler_ms) && !self.writes.contains_key(&sent.seq)
+                    });
+                    straggles
+                        || oldest.is_some_and(|sent| late(sent.at, limits.hang_ms))
+                        || session
+                            .flushing
+                            .front()
+                            .is_some_and(|(_, at)| late(*at, limits.hang_ms))
+                        || self.owes_reads(*replica, limits.hang_ms)
+                }
+            };
+            if hangs {
+                given_up.push(*replica);
+            }
+        }
+        for replica in given_up {
+            self.drop_session(replica, out);
+        }
+    }
+}

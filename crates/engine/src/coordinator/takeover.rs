@@ -1,0 +1,319 @@
+//! Taking over: who reports, which bytes count, and on which terms a replica takes part.
+//!
+//! # Which bytes count
+//!
+//! Region by region: those of the replica with the largest key for it. A replica's key for a region is
+//! the key of the replica, or the one that its stale mark keeps. A write is acknowledged when CF
+//! replicas hold it, RF - CF + 1 replicas report, so one of them holds it and has a key at least that
+//! large; and a larger key of the same epoch holds all that a smaller one holds, because every replica
+//! applies entries in the same order. A key of a later epoch rests on an earlier takeover that was
+//! decided by the same rule.
+//!
+//! # Whose bytes are the same
+//!
+//! A replica's region is as good as the chosen one if it *is* the chosen one; if both are exactly at
+//! the same key; or if both have the same stamp, and the stamp is older than the epoch at which the
+//! replica is: then it has seen that epoch to its end, and nobody has written there since. Everything
+//! else is marked stale and repaired. A region that the chosen replica may hold only a part of (its
+//! stamp is of the epoch at which it is) gets the new epoch as its stamp, so that whoever was away and
+//! has another part of that epoch is found out by the stamp.
+
+use super::peer::{Report, Stage};
+use super::region_set::RegionSet;
+use super::{Coordinator, Effect, Phase};
+use crate::proto::{
+    Epoch, JoinTerms, Key, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request, Welcome,
+};
+
+/// A replica's terms, as far as its regions are concerned.
+#[derive(Default)]
+struct Regions {
+    stale: Vec<Region>,
+    restamp: Vec<Region>,
+}
+
+const NEVER: RegionState = RegionState {
+    stamp: Epoch::NEVER,
+    stale: None,
+};
+
+fn state_of(report: &Report, index: usize) -> RegionState {
+    report.states.get(index).copied().unwrap_or(NEVER)
+}
+
+fn key_of(report: &Report, state: RegionState) -> Key {
+    state.stale.map_or(report.welcome.key, |stale| stale.key)
+}
+
+/// Whether a region that has not been chosen has the bytes of the history in which `stamp` is its
+/// stamp.
+fn is_same(report: &Report, state: RegionState, stamp: Epoch) -> bool {
+    state.stale.is_none() && state.stamp == stamp && state.stamp < report.welcome.key.epoch
+}
+
+impl Coordinator {
+    pub(super) fn welcomed(&mut self, replica: ReplicaId, welcome: Welcome, out: &mut Vec<Effect>) {
+        let generation = self.settings.promise.generation;
+        let key = welcome.key;
+        let Some(peer) = self.peers.get_mut(&replica) else {
+            return;
+        };
+        let Some(session) = &mut peer.session else {
+            return;
+        };
+        if !matches!(session.stage, Stage::Greeting) || !welcome.view.is_sound() {
+            return self.drop_session(replica, out);
+        }
+        let in_log = key.seq == self.seq || self.log.get(key.seq + 1).is_some();
+        let large_enough = welcome.size >= self.growth.size_to_join(self.size);
+        // With regions under repair, we may not know of one that the replica has finished.
+        let known = peer.joined && peer.stale.is_empty();
+        if known && key.epoch.generation() == generation && in_log && large_enough {
+            peer.size = welcome.size;
+            session.start(Stage::Active, self.now);
+            session.cursor = key.seq;
+            session.acked = key.seq;
+            self.send(replica, Request::Resume, out);
+            self.flush_again();
+            return;
+        }
+        let regions = self.settings.geometry.regions(welcome.size);
+        session.start(
+            Stage::Reporting(Report {
+                welcome,
+                states: Vec::new(),
+            }),
+            self.now,
+        );
+        if regions == 0 {
+            return self.drop_session(replica, out);
+        }
+        self.send(replica, Request::Regions { from: Region(0) }, out);
+    }
+
+    pub(super) fn reported(
+        &mut self,
+        replica: ReplicaId,
+        from: Region,
+        page: Vec<RegionState>,
+        out: &mut Vec<Effect>,
+    ) {
+        let geometry = self.settings.geometry;
+        let now = self.now;
+        let Some(session) = self
+            .peers
+            .get_mut(&replica)
+            .and_then(|peer| peer.session.as_mut())
+        else {
+            return;
+        };
+        let Stage::Reporting(report) = &mut session.stage else {
+            return self.drop_session(replica, out);
+        };
+        let regions = geometry.regions(report.welcome.size);
+        if from.index() != report.states.len()
+            || page.is_empty()
+            || page.len() > REGIONS_PER_PAGE_MAX
+        {
+            return self.drop_session(replica, out);
+        }
+        report.states.extend(page);
+        if report.states.len() < regions {
+            let next = Region(u32::try_from(report.states.len()).unwrap_or(u32::MAX));
+            session.since = now;
+            return self.send(replica, Request::Regions { from: next }, out);
+        }
+        let report = report.clone();
+        self.learn(&report, out);
+        if let Some(session) = self
+            .peers
+            .get_mut(&replica)
+            .and_then(|peer| peer.session.as_mut())
+        {
+            session.start(Stage::Reported(report.clone()), now);
+        }
+        if matches!(self.phase, Phase::Installing | Phase::Serving) {
+            self.join_late(replica, &report, out);
+        }
+    }
+
+    /// A replica may know a later view than we were told.
+    fn learn(&mut self, report: &Report, out: &mut Vec<Effect>) {
+        let gathering = matches!(self.phase, Phase::Gathering { .. });
+        if gathering && report.welcome.view.version > self.view.version {
+            self.view = report.welcome.view.clone();
+            out.push(Effect::ViewChanged {
+                view: self.view.clone(),
+            });
+        }
+    }
+
+    fn report_of(&self, id: ReplicaId) -> Option<&Report> {
+        match &self.peers.get(&id)?.session.as_ref()?.stage {
+            Stage::Reported(report) => Some(report),
+            _ => None,
+        }
+    }
+
+    /// Decides when enough replicas have reported, and serves when enough have joined.
+    pub(super) fn gather_step(&mut self, out: &mut Vec<Effect>) {
+        if let Phase::Gathering { quorum_since } = self.phase {
+            if !self.view.takeover_quorum(|id| self.report_of(id).is_some()) {
+                self.phase = Phase::Gathering { quorum_since: None };
+                return;
+            }
+            let since = quorum_since.unwrap_or(self.now);
+            self.phase = Phase::Gathering {
+                quorum_since: Some(since),
+            };
+            let waited = self.now.saturating_sub(since) >= self.settings.limits.gather_ms;
+            if waited || self.view.complete(|id| self.report_of(id).is_some()) {
+                self.decide(out);
+            }
+        }
+        if self.phase == Phase::Installing && self.view.write_quorum(|id| self.is_active(id)) {
+            self.phase = Phase::Serving;
+            out.push(Effect::Serving { size: self.size });
+            self.change_resume();
+        }
+    }
+
+    fn decide(&mut self, out: &mut Vec<Effect>) {
+        let reports: Vec<(ReplicaId, Report)> = self
+            .peers
+            .keys()
+            .filter_map(|id| Some((*id, self.report_of(*id)?.clone())))
+            .collect();
+        for (_, Report { welcome, .. }) in &reports {
+            self.size = self.size.max(welcome.size);
+            self.size_version = self.size_version.max(welcome.size_version);
+            for record in &welcome.snapshots {
+                self.snapshots.insert(record.id, *record);
+            }
+        }
+        let mut terms: Vec<Regions> = reports.iter().map(|_| Regions::default()).collect();
+        let regions = self.settings.geometry.regions(self.size);
+        self.stamps = vec![Epoch::NEVER; regions];
+        for index in 0..regions {
+            self.stamps[index] = choose(&reports, index, self.epoch, &mut terms);
+        }
+        self.phase = Phase::Installing;
+        for ((replica, _), terms) in reports.iter().zip(terms) {
+            self.join(*replica, terms, out);
+        }
+    }
+
+    fn join_late(&mut self, replica: ReplicaId, report: &Report, out: &mut Vec<Effect>) {
+        let mut terms = Regions::default();
+        for (index, stamp) in self.stamps.iter().enumerate() {
+            if !is_same(report, state_of(report, index), *stamp) {
+                terms.stale.push(region_at(index));
+            }
+        }
+        self.join(replica, terms, out);
+    }
+
+    fn join(&mut self, replica: ReplicaId, regions: Regions, out: &mut Vec<Effect>) {
+        let key = Key {
+            epoch: self.epoch,
+            seq: self.seq,
+        };
+        let size = self.growth.size_to_join(self.size);
+        let size_version = self.growth.version_to_join(self.size_version);
+        let Some(peer) = self.peers.get_mut(&replica) else {
+            return;
+        };
+        let Some(session) = &mut peer.session else {
+            return;
+        };
+        session.start(Stage::Joining, self.now);
+        session.cursor = key.seq;
+        session.acked = key.seq;
+        session.join_size = size;
+        peer.joined = false;
+        peer.stale = RegionSet::default();
+        for region in &regions.stale {
+            peer.stale.insert(*region);
+        }
+        peer.stale_at_join = peer.stale.len();
+        for page in regions.stale.chunks(REGIONS_PER_PAGE_MAX) {
+            let regions = page.to_vec();
+            self.send(replica, Request::Stale { regions }, out);
+        }
+        for page in regions.restamp.chunks(REGIONS_PER_PAGE_MAX) {
+            let regions = page.to_vec();
+            self.send(replica, Request::Restamp { regions }, out);
+        }
+        let terms = JoinTerms {
+            key,
+            size,
+            size_version,
+            view: self.view.clone(),
+            snapshots: self.snapshots.values().copied().collect(),
+        };
+        self.send(replica, Request::Join(terms), out);
+    }
+
+    pub(super) fn joined(&mut self, replica: ReplicaId) {
+        let now = self.now;
+        let Some(peer) = self.peers.get_mut(&replica) else {
+            return;
+        };
+        let Some(session) = &mut peer.session else {
+            return;
+        };
+        if !matches!(session.stage, Stage::Joining) {
+            return;
+        }
+        peer.joined = true;
+        peer.size = peer.size.max(session.join_size);
+        // The replica synced before it joined.
+        session.flushed = session.acked;
+        session.start(Stage::Active, now);
+        self.flush_again();
+    }
+}
+
+fn region_at(index: usize) -> Region {
+    Region(u32::try_from(index).unwrap_or(u32::MAX))
+}
+
+/// Chooses whose bytes count for one region, tells every replica, and returns the region's stamp.
+fn choose(
+    reports: &[(ReplicaId, Report)],
+    index: usize,
+    epoch: Epoch,
+    terms: &mut [Regions],
+) -> Epoch {
+    let rank = |report: &Report| {
+        let state = state_of(report, index);
+        (
+            key_of(report, state),
+            state.stale.is_none(),
+            report.welcome.exact,
+        )
+    };
+    let Some((chosen_id, chosen)) = reports.iter().max_by_key(|(_, report)| rank(report)) else {
+        return Epoch::NEVER;
+    };
+    let state = state_of(chosen, index);
+    let key = key_of(chosen, state);
+    let restamp = state.stale.is_some() || state.stamp >= key.epoch;
+    let stamp = if restamp { epoch } else { state.stamp };
+    for ((id, report), terms) in reports.iter().zip(terms) {
+        let theirs = state_of(report, index);
+        let at_same_key = report.welcome.exact
+            && chosen.welcome.exact
+            && report.welcome.key == chosen.welcome.key
+            && theirs.stale.is_none()
+            && state.stale.is_none();
+        if id == chosen_id || at_same_key {
+            if restamp {
+                terms.restamp.push(region_at(index));
+            }
+        } else if !is_same(report, theirs, stamp) {
+            terms.stale.push(region_at(index));
+        }
+    }
+    stamp
+}

@@ -1,0 +1,524 @@
+//! The ordered lane: one request after the other, each as a few steps of the disk.
+
+use super::flush::Item;
+use super::repair::Overlay;
+use super::{
+    DiskOp, DiskResult, Effect, Member, READS_MAX, REPAIRS_MAX, ReadAtDisk, SessionId, Waiting,
+};
+use crate::proto::{
+    Answer, Content, Entry, EntryOp, Epoch, JoinTerms, Key, MetaChange, REGIONS_PER_PAGE_MAX,
+    ReadFault, Region, Request, SNAPSHOTS_MAX, Stale, Welcome, overlap,
+};
+
+/// What the ordered lane does next when the disk has answered.
+pub(super) enum Work {
+    /// A promise is being made durable.
+    Promise(Waiting),
+    /// A stamp is being made durable, then the entry is written.
+    Stamp { session: SessionId, entry: Entry },
+    /// An entry is being written.
+    Data { session: SessionId, key: Key },
+    /// Space is being set aside.
+    Reserve {
+        session: SessionId,
+        key: Key,
+        size: u64,
+    },
+    /// A size, a marker or a view is being made durable.
+    Record { session: SessionId, key: Key },
+    /// The bytes are being synced before a join.
+    JoinSync {
+        session: SessionId,
+        terms: JoinTerms,
+    },
+    /// The size is being raised before a join.
+    JoinSize {
+        session: SessionId,
+        terms: JoinTerms,
+    },
+    /// The join is being made durable.
+    JoinRecord { session: SessionId, key: Key },
+    /// A region is being marked as mixed.
+    RepairMark,
+    /// A region's older bytes are being written, from the back of the list.
+    RepairWrite {
+        session: SessionId,
+        region: Region,
+        stamp: Epoch,
+        writes: Vec<DiskOp>,
+    },
+    /// Something that no longer counts.
+    Dropped,
+}
+
+impl Member {
+    /// Starts whatever can start.
+    pub(super) fn pump(&mut self, out: &mut Vec<Effect>) {
+        while !self.halted && self.lane.is_none() {
+            if let Some(hello) = self.hello {
+                // The welcome says how far the bytes are, so nothing may be under way.
+                if !self.flush.is_idle() || !self.reads.is_empty() {
+                    break;
+                }
+                self.hello = None;
+                self.start_promise(hello, out);
+                continue;
+            }
+            let Some(bound) = &mut self.bound else { break };
+            let session = bound.session;
+            let Some(request) = bound.queue.pop_front() else {
+                break;
+            };
+            if let Some(later) = self.start(session, request, out) {
+                if let Some(bound) = &mut self.bound {
+                    bound.queue.push_front(later);
+                }
+                break;
+            }
+        }
+        if !self.halted {
+            self.flush_pump(out);
+        }
+    }
+
+    fn start_promise(&mut self, hello: Waiting, out: &mut Vec<Effect>) {
+        let change = MetaChange {
+            promise: Some(hello.promise),
+            ..MetaChange::default()
+        };
+        self.begin(DiskOp::Persist(Box::new(change)), Work::Promise(hello), out);
+    }
+
+    fn begin(&mut self, op: DiskOp, work: Work, out: &mut Vec<Effect>) {
+        let token = self.ask_disk(op, out);
+        self.lane = Some((token, work));
+    }
+
+    /// Starts a request, or gives it back because it must wait.
+    fn start(
+        &mut self,
+        session: SessionId,
+        request: Request,
+        out: &mut Vec<Effect>,
+    ) -> Option<Request> {
+        let takes_part = self.bound.as_ref().is_some_and(|bound| bound.takes_part);
+        match request {
+            Request::Hello => {}
+            Request::Regions { from } => self.report(session, from, out),
+            Request::Stale { regions } if !takes_part => {
+                if let Some(bound) = &mut self.bound {
+                    bound.stale.extend(regions);
+                }
+            }
+            Request::Restamp { regions } if !takes_part => {
+                if let Some(bound) = &mut self.bound {
+                    bound.restamp.extend(regions);
+                }
+            }
+            Request::Join(terms) if !takes_part => {
+                if !self.flush.is_idle() || !self.reads.is_empty() {
+                    return Some(Request::Join(terms));
+                }
+                if terms.key.epoch.generation() != self.meta.promise.generation
+                    || terms.key < self.meta.durable
+                    || !terms.view.is_sound()
+                    || terms.snapshots.len() > SNAPSHOTS_MAX
+                {
+                    self.close(out);
+                    return None;
+                }
+                self.begin(DiskOp::Sync, Work::JoinSync { session, terms }, out);
+            }
+            Request::Resume if !takes_part => {
+                if let Some(bound) = &mut self.bound {
+                    bound.takes_part = true;
+                }
+            }
+            Request::Entry(entry) if takes_part => return self.start_entry(session, entry, out),
+            Request::Read {
+                tag,
+                offset,
+                length,
+            } if takes_part => return self.start_read(session, tag, (offset, length), out),
+            Request::RepairBegin { region } if takes_part => self.repair_begin(region, out),
+            Request::RepairData {
+                region,
+                stamp,
+                content,
+            } if takes_part => return self.repair_data(session, region, stamp, content, out),
+            Request::RepairDrop { region } if takes_part => {
+                self.repairs.remove(&region);
+            }
+            // Out of turn: the coordinator is broken, or speaks to somebody else.
+            _ => self.close(out),
+        }
+        None
+    }
+
+    fn report(&mut self, session: SessionId, from: Region, out: &mut Vec<Effect>) {
+        let count = self.meta.stamps.len().saturating_sub(from.index());
+        let states = (from.0..)
+            .take(count.min(REGIONS_PER_PAGE_MAX))
+            .map(|region| self.meta.region(Region(region)))
+            .collect();
+        self.answer(session, Answer::Regions { from, states }, out);
+    }
+
+    fn start_entry(
+        &mut self,
+        session: SessionId,
+        entry: Entry,
+        out: &mut Vec<Effect>,
+    ) -> Option<Request> {
+        let key = entry.key;
+        if key.epoch.generation() != self.meta.promise.generation && !self.ignores_fence() {
+            self.close(out);
+            return None;
+        }
+        let record = |change: MetaChange| {
+            (
+                DiskOp::Persist(Box::new(change)),
+                Work::Record { session, key },
+            )
+        };
+        let (op, work) = match entry.op {
+            EntryOp::Skip { region } if self.meta.region(region).stale.is_some() => {
+                self.advance(session, key, out);
+                return None;
+            }
+            EntryOp::Flush => {
+                self.advance(session, key, out);
+                self.flush_later(Item::Key { session, key });
+                return None;
+            }
+            EntryOp::Write { .. } | EntryOp::Zero { .. } => {
+                return self.start_write(session, entry, out);
+            }
+            EntryOp::Reserve { size } => (
+                DiskOp::Reserve { size },
+                Work::Reserve { session, key, size },
+            ),
+            EntryOp::Raise { size, version } => record(MetaChange {
+                size: Some((size, version)),
+                ..MetaChange::default()
+            }),
+            EntryOp::Snapshot(snapshot) => record(MetaChange {
+                snapshots: vec![snapshot],
+                ..MetaChange::default()
+            }),
+            EntryOp::View(view) if view.is_sound() => record(MetaChange {
+                view: Some(view),
+                ..MetaChange::default()
+            }),
+            // A region that counts must not miss an entry.
+            EntryOp::Skip { .. } | EntryOp::View(_) => {
+                self.close(out);
+                return None;
+            }
+        };
+        self.begin(op, work, out);
+        None
+    }
+
+    fn start_write(
+        &mut self,
+        session: SessionId,
+        entry: Entry,
+        out: &mut Vec<Effect>,
+    ) -> Option<Request> {
+        let range = match &entry.op {
+            EntryOp::Write { offset, data } => {
+                (*offset, u64::try_from(data.len()).unwrap_or(u64::MAX))
+            }
+            EntryOp::Zero { offset, length } => (*offset, *length),
+            _ => return None,
+        };
+        if !self
+            .geometry
+            .allows_in_region(range.0, range.1, self.meta.size)
+        {
+            self.close(out);
+            return None;
+        }
+        // A read that came before must not see what comes after it.
+        if self.reads.values().any(|read| overlap(read.range, range)) {
+            return Some(Request::Entry(entry));
+        }
+        let region = self.geometry.region_of(range.0);
+        let state = self.meta.region(region);
+        if state.stale.is_some()
+            && !self.repairs.contains_key(&region)
+            && !self.flush.finishes(region)
+        {
+            self.close(out);
+            return None;
+        }
+        self.overlay(region, range.0, range.1);
+        if state.stamp < entry.key.epoch {
+            let change = MetaChange {
+                stamps: vec![(region, entry.key.epoch)],
+                ..MetaChange::default()
+            };
+            let work = Work::Stamp { session, entry };
+            self.begin(DiskOp::Persist(Box::new(change)), work, out);
+        } else {
+            self.write_entry(session, entry, out);
+        }
+        None
+    }
+
+    fn write_entry(&mut self, session: SessionId, entry: Entry, out: &mut Vec<Effect>) {
+        let key = entry.key;
+        let op = match entry.op {
+            EntryOp::Write { offset, data } => DiskOp::Write { offset, data },
+            EntryOp::Zero { offset, length } => DiskOp::Zero { offset, length },
+            _ => return,
+        };
+        self.begin(op, Work::Data { session, key }, out);
+    }
+
+    fn start_read(
+        &mut self,
+        session: SessionId,
+        tag: u64,
+        range: (u64, u64),
+        out: &mut Vec<Effect>,
+    ) -> Option<Request> {
+        let (offset, length) = range;
+        if self.reads.len() >= READS_MAX {
+            return Some(Request::Read {
+                tag,
+                offset,
+                length,
+            });
+        }
+        if !self
+            .geometry
+            .allows_in_region(offset, length, self.meta.size)
+        {
+            self.close(out);
+            return None;
+        }
+        let region = self.geometry.region_of(offset);
+        if self.meta.region(region).stale.is_some() {
+            let result = Err(ReadFault::Stale);
+            self.answer(session, Answer::Read { tag, result }, out);
+            return None;
+        }
+        let token = self.ask_disk(DiskOp::Read { offset, length }, out);
+        let read = ReadAtDisk {
+            session,
+            tag,
+            range,
+        };
+        self.reads.insert(token, read);
+        None
+    }
+
+    pub(super) fn read_done(
+        &mut self,
+        read: &ReadAtDisk,
+        result: DiskResult,
+        out: &mut Vec<Effect>,
+    ) {
+        let result = match result {
+            DiskResult::Read(content) if content.length() == read.range.1 => Ok(content),
+            _ => Err(ReadFault::Medium),
+        };
+        let tag = read.tag;
+        self.answer(read.session, Answer::Read { tag, result }, out);
+    }
+
+    fn repair_begin(&mut self, region: Region, out: &mut Vec<Effect>) {
+        if self.repairs.len() >= REPAIRS_MAX || region.index() >= self.meta.stamps.len() {
+            return self.close(out);
+        }
+        self.repairs.insert(region, Overlay::default());
+        if let Some(stale) = self.meta.region(region).stale
+            && !stale.mixed
+        {
+            let mixed = Stale {
+                mixed: true,
+                ..stale
+            };
+            let change = MetaChange {
+                stale: vec![(region, Some(mixed))],
+                ..MetaChange::default()
+            };
+            self.begin(DiskOp::Persist(Box::new(change)), Work::RepairMark, out);
+        }
+    }
+
+    fn repair_data(
+        &mut self,
+        session: SessionId,
+        region: Region,
+        stamp: Epoch,
+        content: Content,
+        out: &mut Vec<Effect>,
+    ) -> Option<Request> {
+        let range = self.geometry.extent(region, self.meta.size);
+        if self.reads.values().any(|read| overlap(read.range, range)) {
+            return Some(Request::RepairData {
+                region,
+                stamp,
+                content,
+            });
+        }
+        let Some(overlay) = self.repairs.remove(&region) else {
+            self.close(out);
+            return None;
+        };
+        let writes = self.repair_writes(region, &overlay, &content);
+        self.repair_step(session, region, stamp, writes, out);
+        None
+    }
+
+    fn repair_step(
+        &mut self,
+        session: SessionId,
+        region: Region,
+        stamp: Epoch,
+        mut writes: Vec<DiskOp>,
+        out: &mut Vec<Effect>,
+    ) {
+        match writes.pop() {
+            Some(op) => {
+                let work = Work::RepairWrite {
+                    session,
+                    region,
+                    stamp,
+                    writes,
+                };
+                self.begin(op, work, out);
+            }
+            None => {
+                self.flush_later(Item::Region {
+                    session,
+                    region,
+                    stamp,
+                });
+            }
+        }
+    }
+
+    /// The bytes up to `key` are written.
+    fn advance(&mut self, session: SessionId, key: Key, out: &mut Vec<Effect>) {
+        self.applied = key;
+        out.push(Effect::Note { key });
+        self.answer(session, Answer::Done { seq: key.seq }, out);
+    }
+
+    pub(super) fn lane_step(&mut self, work: Work, result: DiskResult, out: &mut Vec<Effect>) {
+        let done = result == DiskResult::Done;
+        match work {
+            Work::Promise(hello) if done => self.welcome(hello, out),
+            Work::Stamp { session, entry } if done => self.write_entry(session, entry, out),
+            Work::Dropped => {}
+            Work::Data { session, key } if done => self.advance(session, key, out),
+            // The bytes there are unknown; the stamp says so to whoever asks. Come again.
+            Work::Data { .. } | Work::RepairWrite { .. } if !done => {
+                self.exact = false;
+                self.close(out);
+            }
+            Work::RepairWrite {
+                session,
+                region,
+                stamp,
+                writes,
+            } => self.repair_step(session, region, stamp, writes, out),
+            Work::Reserve { session, key, size } => {
+                let granted = done;
+                self.answer(session, Answer::Reserved { size, granted }, out);
+                self.advance(session, key, out);
+            }
+            Work::Record { session, key } if done => self.advance(session, key, out),
+            // A size that does not fit: whoever wants it must make it part of a join.
+            Work::Record { .. } if result == DiskResult::NoSpace => self.halt(out),
+            Work::JoinSync { session, terms } if done => self.join_size(session, terms, out),
+            Work::JoinSync { .. } => self.sync_failed(out),
+            Work::JoinSize { session, terms } if done => self.join_record(session, terms, out),
+            Work::JoinSize { session, .. } if result == DiskResult::NoSpace => {
+                self.answer(session, Answer::JoinNoSpace, out);
+                self.halt(out);
+            }
+            Work::JoinRecord { session, key } if done => {
+                self.applied = key;
+                self.exact = true;
+                out.push(Effect::Note { key });
+                if let Some(bound) = &mut self.bound {
+                    bound.takes_part = true;
+                }
+                self.answer(session, Answer::Joined, out);
+            }
+            Work::RepairMark if done => {}
+            _ => self.halt(out),
+        }
+    }
+
+    fn welcome(&mut self, hello: Waiting, out: &mut Vec<Effect>) {
+        if self.hello.is_some() {
+            // A later coordinator came while the promise was written.
+            return;
+        }
+        self.bound = Some(super::Bound {
+            session: hello.session,
+            out_index: 0,
+            in_index: 1,
+            takes_part: false,
+            queue: std::collections::VecDeque::new(),
+            stale: Vec::new(),
+            restamp: Vec::new(),
+        });
+        let welcome = Welcome {
+            key: self.applied,
+            exact: self.exact,
+            size: self.meta.size,
+            size_version: self.meta.size_version,
+            view: self.meta.view.clone(),
+            snapshots: self.meta.snapshots.values().copied().collect(),
+        };
+        self.answer(hello.session, Answer::Welcome(welcome), out);
+    }
+
+    fn join_size(&mut self, session: SessionId, terms: JoinTerms, out: &mut Vec<Effect>) {
+        if terms.size <= self.meta.size {
+            return self.join_record(session, terms, out);
+        }
+        let change = MetaChange {
+            size: Some((terms.size, terms.size_version)),
+            ..MetaChange::default()
+        };
+        let work = Work::JoinSize { session, terms };
+        self.begin(DiskOp::Persist(Box::new(change)), work, out);
+    }
+
+    fn join_record(&mut self, session: SessionId, terms: JoinTerms, out: &mut Vec<Effect>) {
+        let Some(bound) = self.bound.as_mut().filter(|bound| bound.session == session) else {
+            return;
+        };
+        let mut change = MetaChange {
+            durable: Some(terms.key),
+            view: Some(terms.view),
+            snapshots: terms.snapshots,
+            ..MetaChange::default()
+        };
+        for region in std::mem::take(&mut bound.restamp) {
+            change.stale.push((region, None));
+            change.stamps.push((region, terms.key.epoch));
+        }
+        for region in std::mem::take(&mut bound.stale) {
+            // A region that was stale already is as far as it was then, not as far as we are now.
+            let stale = self.meta.region(region).stale.unwrap_or(Stale {
+                key: self.applied,
+                mixed: false,
+            });
+            change.stale.push((region, Some(stale)));
+        }
+        let work = Work::JoinRecord {
+            session,
+            key: terms.key,
+        };
+        self.begin(DiskOp::Persist(Box::new(change)), work, out);
+    }
+}

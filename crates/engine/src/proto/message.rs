@@ -1,0 +1,253 @@
+//! What coordinator and replicas say to each other.
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::{Epoch, Key, Promise, Region, RegionState, ReplicaId, SnapshotRecord, View};
+
+/// A message with its sender's identity. Both ends refuse what is not meant for them, and close a
+/// session whose messages do not follow each other without a gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// The volume.
+    pub volume: Uuid,
+    /// The replica that speaks or is spoken to.
+    pub replica: ReplicaId,
+    /// Under which promise the session stands.
+    pub promise: Promise,
+    /// The sender's version of the size.
+    pub size_version: u64,
+    /// The number of the message in its direction of the session, from zero.
+    pub index: u64,
+    /// The message.
+    pub body: Body,
+}
+
+/// Either direction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Coordinator to replica.
+    Request(Request),
+    /// Replica to coordinator.
+    Answer(Answer),
+}
+
+/// What a coordinator asks of a replica. A replica works on them in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Promise to obey me, then tell what you have. Always the first message of a session.
+    Hello,
+    /// Tell what you know of your regions, from this one on.
+    Regions {
+        /// The first region of the page.
+        from: Region,
+    },
+    /// These regions of yours are stale. Comes into force with the `Join` that follows.
+    Stale {
+        /// The regions.
+        regions: Vec<Region>,
+    },
+    /// These regions of yours count, stale or not, and get the epoch of the `Join` that follows as
+    /// their stamp.
+    Restamp {
+        /// The regions.
+        regions: Vec<Region>,
+    },
+    /// Take part from here on.
+    Join(JoinTerms),
+    /// Go on after the entry that your welcome named.
+    Resume,
+    /// The next entry.
+    Entry(Entry),
+    /// Read a range inside one region.
+    Read {
+        /// Comes back with the answer.
+        tag: u64,
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
+    /// From here on entries of this region are sent, and its older bytes will follow.
+    RepairBegin {
+        /// The region.
+        region: Region,
+    },
+    /// The older bytes: to be written where no entry has written since the beginning.
+    RepairData {
+        /// The region.
+        region: Region,
+        /// The region's stamp.
+        stamp: Epoch,
+        /// Its bytes.
+        content: Content,
+    },
+    /// The bytes will not come. The region stays as stale as it was.
+    RepairDrop {
+        /// The region.
+        region: Region,
+    },
+}
+
+/// Bytes, or so many zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Bytes as they are.
+    Data(Bytes),
+    /// Zeros that take no space.
+    Zeros(u64),
+}
+
+impl Content {
+    /// How many bytes there are.
+    pub fn length(&self) -> u64 {
+        match self {
+            Content::Data(data) => u64::try_from(data.len()).unwrap_or(u64::MAX),
+            Content::Zeros(length) => *length,
+        }
+    }
+}
+
+/// On which terms a replica takes part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinTerms {
+    /// Where the replica is from now on, in all regions that are not stale.
+    pub key: Key,
+    /// The size that it must have first.
+    pub size: u64,
+    /// The version of that size.
+    pub size_version: u64,
+    /// Who the replicas are.
+    pub view: View,
+    /// The markers that exist.
+    pub snapshots: Vec<SnapshotRecord>,
+}
+
+/// One numbered step of the volume's history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its place.
+    pub key: Key,
+    /// What happens.
+    pub op: EntryOp,
+}
+
+/// What an entry does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryOp {
+    /// Nothing on this replica: the region that it writes is stale here.
+    Skip {
+        /// The region.
+        region: Region,
+    },
+    /// Writes bytes inside one region.
+    Write {
+        /// The first byte.
+        offset: u64,
+        /// The bytes.
+        data: Bytes,
+    },
+    /// Zeros a range inside one region, without taking space.
+    Zero {
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
+    /// Makes everything before it durable.
+    Flush,
+    /// Sets space aside for that size.
+    Reserve {
+        /// The size.
+        size: u64,
+    },
+    /// Raises the size.
+    Raise {
+        /// The size.
+        size: u64,
+        /// Its version.
+        version: u64,
+    },
+    /// Marks a moment.
+    Snapshot(SnapshotRecord),
+    /// Replaces the view.
+    View(View),
+}
+
+/// What a replica answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The promise was made, and this is what is here.
+    Welcome(Welcome),
+    /// Another coordinator has a later promise.
+    Refused {
+        /// The promise.
+        promise: Promise,
+    },
+    /// A page of regions.
+    Regions {
+        /// The first region of the page.
+        from: Region,
+        /// What is known of them, in order.
+        states: Vec<RegionState>,
+    },
+    /// The replica takes part, durably.
+    Joined,
+    /// The replica cannot reach the size that taking part needs.
+    JoinNoSpace,
+    /// All entries up to this one are applied (in the cache at least).
+    Done {
+        /// The entry.
+        seq: u64,
+    },
+    /// All entries up to this one are durable.
+    Flushed {
+        /// The entry.
+        seq: u64,
+    },
+    /// Whether there is space for that size.
+    Reserved {
+        /// The size.
+        size: u64,
+        /// Whether it was set aside.
+        granted: bool,
+    },
+    /// What was read, or why not.
+    Read {
+        /// The tag of the request.
+        tag: u64,
+        /// The bytes.
+        result: Result<Content, ReadFault>,
+    },
+    /// The region is whole, durably.
+    RepairDone {
+        /// The region.
+        region: Region,
+    },
+}
+
+/// Why a replica could not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFault {
+    /// The disk failed, or its checksum did.
+    Medium,
+    /// The region is stale here.
+    Stale,
+}
+
+/// What a replica has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// How far it is.
+    pub key: Key,
+    /// Whether it holds exactly that and not a byte more: it has lived since it applied it.
+    pub exact: bool,
+    /// Its size.
+    pub size: u64,
+    /// The version of its size.
+    pub size_version: u64,
+    /// The latest view that it knows.
+    pub view: View,
+    /// The markers that it has.
+    pub snapshots: Vec<SnapshotRecord>,
+}

@@ -1,0 +1,99 @@
+//! The end of a history: everything is mended, and must come to rest and be the same everywhere.
+
+use trellis_engine::coordinator::Event;
+use trellis_engine::proto::View;
+use uuid::Uuid;
+
+use crate::world::{GEOMETRY, World};
+use crate::{Failure, Found};
+
+/// How long the volume has to come to rest, in milliseconds of the model.
+const REST_MS: u64 = 60_000;
+
+impl World {
+    pub(crate) fn finale(&mut self) -> Result<(), Found> {
+        self.client.resting = true;
+        self.rest("everything in sync")?;
+        let largest = self.nodes.iter().map(|node| node.disk.meta.size).max();
+        let to = largest.unwrap_or(0) + u64::from(GEOMETRY.region_bytes);
+        self.tell_chief(self.current, Event::Grow { to });
+        let end = self.now + REST_MS * 1_000;
+        if !self.go_on_until(end, |world| world.size_served >= to)? {
+            return self.stuck("a last growth");
+        }
+        self.rest("everything in sync after a growth")?;
+        self.client_flush();
+        let blocks = self.size_served / u64::from(GEOMETRY.block_bytes);
+        for first in (0..blocks).step_by(8) {
+            self.client_read(first..(first + 8).min(blocks));
+            self.rest("a read of everything")?;
+        }
+        self.compare(blocks)
+    }
+
+    fn rest(&mut self, what: &str) -> Result<(), Found> {
+        let end = self.now + REST_MS * 1_000;
+        let rested = |world: &World| {
+            let status = world.chiefs[world.current].coordinator.status();
+            world.chiefs[world.current].alive
+                && world.current == world.newest
+                && world.client.waits() == 0
+                && status.available
+                && status.redundancy_met
+                && status.size_converged
+                && status.view.next.is_none()
+        };
+        if self.go_on_until(end, rested)? {
+            Ok(())
+        } else {
+            self.stuck(what)
+        }
+    }
+
+    fn stuck(&self, what: &str) -> Result<(), Found> {
+        let chief = &self.chiefs[self.current];
+        let waits_for = format!(
+            "{what}: {} requests, generation {}, {:?}",
+            self.client.waits(),
+            chief.generation,
+            chief.coordinator.status()
+        );
+        Err(self.found(Failure::Stuck { waits_for }))
+    }
+
+    fn view(&self) -> View {
+        self.chiefs[self.current].coordinator.status().view
+    }
+
+    /// All replicas have the same bytes, the same size and the markers that clients were told of.
+    fn compare(&mut self, blocks: u64) -> Result<(), Found> {
+        let members = self.view().members();
+        let is_member = |id: &Uuid| members.contains(id);
+        let nodes: Vec<_> = self
+            .nodes
+            .iter()
+            .filter(|node| is_member(&node.id))
+            .collect();
+        for node in &nodes {
+            let (volume, replica) = (self.size_served, node.disk.meta.size);
+            if volume != replica {
+                return Err(self.found(Failure::SizeDiffers { volume, replica }));
+            }
+        }
+        for block in (0..blocks).filter(|block| !self.oracle.is_tainted(*block)) {
+            let first = nodes[0].disk.block(block);
+            if nodes.iter().any(|node| node.disk.block(block) != first) {
+                return Err(self.found(Failure::Differ { block }));
+            }
+        }
+        let kept = |id: &Uuid| {
+            nodes
+                .iter()
+                .all(|node| node.disk.meta.snapshots.contains_key(id))
+        };
+        if !self.markers.iter().all(kept) {
+            return Err(self.found(Failure::MarkerLost));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! Connections: in order as long as they last, but messages are late, lost, repeated or overtaken.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use trellis_engine::coordinator;
+use trellis_engine::member;
+use trellis_engine::proto::{Answer, Body, Envelope};
+
+use crate::world::{Happening, World};
+
+#[derive(Debug)]
+struct Connection {
+    index: usize,
+    node: usize,
+    life: u64,
+    open: bool,
+    /// When the last message in each direction arrives.
+    to_node_at: u64,
+    to_chief_at: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Net {
+    connections: BTreeMap<u64, Connection>,
+    last: u64,
+    /// Pairs of coordinator and node that cannot reach each other.
+    pub(crate) cut: BTreeSet<(usize, usize)>,
+    /// So many of a thousand messages are lost, repeated or overtaken.
+    pub(crate) bad_per_mille: u64,
+    /// The longest delay of a message.
+    pub(crate) delay_us: u64,
+}
+
+impl World {
+    pub(crate) fn connect(&mut self, index: usize, node: usize) {
+        if !self.chiefs[index].alive {
+            return;
+        }
+        let connected = self.net.connections.values().any(|connection| {
+            connection.open && (connection.index, connection.node) == (index, node)
+        });
+        if connected {
+            return;
+        }
+        if self.nodes[node].member.is_none() || self.net.cut.contains(&(index, node)) {
+            let delay = self.rng.between(20_000, 100_000);
+            return self.later(delay, Happening::Connect { index, node });
+        }
+        self.net.last += 1;
+        let session = self.net.last;
+        self.net.connections.insert(
+            session,
+            Connection {
+                index,
+                node,
+                life: self.nodes[node].life,
+                open: true,
+                to_node_at: 0,
+                to_chief_at: 0,
+            },
+        );
+        let replica = self.nodes[node].id;
+        self.tell_chief(index, coordinator::Event::Opened { replica, session });
+    }
+
+    fn delay(&mut self) -> u64 {
+        let longest = self.net.delay_us.max(300);
+        self.rng.between(20, longest)
+    }
+
+    /// A coordinator sends to a replica.
+    pub(crate) fn request(&mut self, index: usize, session: u64, envelope: Envelope) {
+        let Some(at) = self.arrival(session, true) else {
+            return;
+        };
+        let Some(connection) = self.net.connections.get(&session) else {
+            return;
+        };
+        let (node, life) = (connection.node, connection.life);
+        if self.net.cut.contains(&(index, node)) {
+            return;
+        }
+        for at in at {
+            let event = member::Event::Received {
+                session,
+                envelope: envelope.clone(),
+            };
+            self.at(at, Happening::Member { node, life, event });
+        }
+    }
+
+    /// A replica sends to a coordinator.
+    pub(crate) fn answer(&mut self, node: usize, session: u64, envelope: Envelope) {
+        if matches!(&envelope.body, Body::Answer(Answer::RepairDone { .. })) {
+            self.stats.repairs += 1;
+        }
+        self.stranger_was_answered(session, &envelope);
+        let Some(at) = self.arrival(session, false) else {
+            return;
+        };
+        let Some(connection) = self.net.connections.get(&session) else {
+            return;
+        };
+        let index = connection.index;
+        if self.net.cut.contains(&(index, node)) {
+            return;
+        }
+        let replica = self.nodes[node].id;
+        for at in at {
+            let event = coordinator::Event::Received {
+                replica,
+                session,
+                envelope: envelope.clone(),
+            };
+            self.at(at, Happening::Coordinator { index, event });
+        }
+    }
+
+    /// When a message arrives: never, once, or twice. Nothing if the connection is gone.
+    fn arrival(&mut self, session: u64, to_node: bool) -> Option<Vec<u64>> {
+        let delay = self.delay();
+        let bad = self.rng.chance(self.net.bad_per_mille);
+        let kind = self.rng.below(3);
+        let (node, life) = {
+            let connection = self.net.connections.get(&session).filter(|it| it.open)?;
+            (connection.node, connection.life)
+        };
+        if self.nodes[node].life != life {
+            return None;
+        }
+        let connection = self.net.connections.get_mut(&session)?;
+        let last = if to_node {
+            &mut connection.to_node_at
+        } else {
+            &mut connection.to_chief_at
+        };
+        let in_order = (self.now + delay).max(*last + 1);
+        if bad && kind == 0 {
+            return Some(Vec::new());
+        }
+        if bad && kind == 1 {
+            return Some(vec![self.now + delay]);
+        }
+        *last = in_order;
+        if bad {
+            return Some(vec![in_order, in_order + delay]);
+        }
+        Some(vec![in_order])
+    }
+
+    pub(crate) fn close_from_chief(&mut self, session: u64) {
+        self.close(session, true, false);
+    }
+
+    pub(crate) fn close_from_node(&mut self, session: u64) {
+        self.close(session, false, true);
+    }
+
+    /// Ends a connection. Both sides learn of it, unless it was their own doing.
+    fn close(&mut self, session: u64, by_chief: bool, by_node: bool) {
+        let Some(connection) = self.net.connections.get_mut(&session) else {
+            return;
+        };
+        if !connection.open {
+            return;
+        }
+        connection.open = false;
+        let (index, node, life) = (connection.index, connection.node, connection.life);
+        let (to_node_at, to_chief_at) = (connection.to_node_at, connection.to_chief_at);
+        let replica = self.nodes[node].id;
+        if !by_node {
+            let event = member::Event::Closed { session };
+            let at = to_node_at.max(self.now) + self.rng.below(5_000);
+            self.at(at, Happening::Member { node, life, event });
+        }
+        if !by_chief {
+            let event = coordinator::Event::Closed { replica, session };
+            let at = to_chief_at.max(self.now) + self.rng.below(5_000);
+            self.at(at, Happening::Coordinator { index, event });
+        }
+        let delay = self.rng.between(5_000, 60_000);
+        self.later(delay, Happening::Connect { index, node });
+    }
+
+    fn close_where(&mut self, which: impl Fn(usize, usize) -> bool) {
+        let sessions: Vec<u64> = self
+            .net
+            .connections
+            .iter()
+            .filter(|(_, it)| it.open && which(it.index, it.node))
+            .map(|(session, _)| *session)
+            .collect();
+        for session in sessions {
+            self.close(session, false, false);
+        }
+        self.net.connections.retain(|_, it| it.open);
+    }
+
+    pub(crate) fn net_node_died(&mut self, node: usize) {
+        self.close_where(|_, at| at == node);
+    }
+
+    pub(crate) fn net_chief_died(&mut self, index: usize) {
+        self.close_where(|at, _| at == index);
+    }
+
+    /// Two machines cannot reach each other any more. They notice later.
+    pub(crate) fn cut(&mut self, index: usize, node: usize) {
+        self.trace(|| format!("cut between coordinator {index} and node {node}"));
+        self.net.cut.insert((index, node));
+    }
+
+    pub(crate) fn uncut(&mut self) {
+        self.trace(|| "cuts heal".to_owned());
+        for (index, node) in std::mem::take(&mut self.net.cut) {
+            // What was lost in between would never arrive: the connections are reset.
+            self.close_where(|at, to| (at, to) == (index, node));
+        }
+    }
+}

@@ -57,7 +57,7 @@ pub const ALL: &[Scenario] = &[
         program: Program::Own("guest-scenario"),
         arguments: &["matrix", "ext4"],
         modules: &[],
-        limit_s: 600,
+        limit_s: 1200,
         always: true,
     },
     Scenario {
@@ -65,7 +65,7 @@ pub const ALL: &[Scenario] = &[
         program: Program::Own("guest-scenario"),
         arguments: &["matrix", "ext3"],
         modules: &[],
-        limit_s: 600,
+        limit_s: 1200,
         always: true,
     },
     Scenario {
@@ -73,7 +73,7 @@ pub const ALL: &[Scenario] = &[
         program: Program::Own("guest-scenario"),
         arguments: &["matrix", "xfs"],
         modules: &[],
-        limit_s: 600,
+        limit_s: 1200,
         always: true,
     },
     Scenario {
@@ -81,7 +81,7 @@ pub const ALL: &[Scenario] = &[
         program: Program::Own("guest-scenario"),
         arguments: &["matrix", "btrfs"],
         modules: &["btrfs"],
-        limit_s: 600,
+        limit_s: 1200,
         always: true,
     },
     // Fails if a growth makes a write or a read fail that goes on meanwhile, or changes what was written.

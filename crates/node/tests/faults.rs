@@ -85,10 +85,31 @@ fn a_device_that_somebody_detached_is_seen_before_and_after_it_goes() {
     volume::detach(&volume.backing).unwrap();
 }
 
+/// ext shows in mountinfo that it has stopped since Linux 6.15; before, nothing tells until it is used.
+fn ext_tells_that_it_stopped() -> bool {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let numbers: Vec<u32> = release
+        .split(['.', '-'])
+        .map_while(|part| part.parse().ok())
+        .collect();
+    let tells = numbers
+        .get(..2)
+        .is_some_and(|version| version >= &[6, 15][..]);
+    if !tells {
+        println!("Linux {release}: ext does not show that it has stopped");
+    }
+    tells
+}
+
 #[test]
 fn a_filesystem_that_has_stopped_is_observed_and_can_be_taken_down() {
     // Fails if a dead mount makes the observation fail, hides the device, or cannot be unmounted.
-    for kind in [FilesystemKind::Xfs, FilesystemKind::Ext4] {
+    let kinds = match ext_tells_that_it_stopped() {
+        true => &[FilesystemKind::Xfs, FilesystemKind::Ext4][..],
+        false => &[FilesystemKind::Xfs][..],
+    };
+    for kind in kinds.iter().copied() {
         let bench = Bench::new();
         let (volume, path) = in_use(&bench, kind);
         shut_down(&volume.staging);

@@ -3,11 +3,14 @@
 #![allow(dead_code, reason = "every test binary uses another part")]
 
 use std::fs::{self, File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::SeekFrom;
 use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
 use trellis_api::Bytes;
@@ -256,4 +259,39 @@ pub fn devices_on(backing: &Path) -> usize {
         .iter()
         .filter(|device| device.backing_hint == backing)
         .count()
+}
+
+/// Every block of the file that is not zero, with its offset; holes are passed over unread.
+pub fn blocks(path: &Path, mut each: impl FnMut(u64, &[u8])) {
+    let file = File::open(path).unwrap();
+    let mut buffer = vec![0; 65_536];
+    let mut offset = 0;
+    while let Ok(data) = rustix::fs::seek(&file, SeekFrom::Data(offset)) {
+        let hole = rustix::fs::seek(&file, SeekFrom::Hole(data)).unwrap();
+        offset = data;
+        while offset < hole {
+            let count = file.read_at(&mut buffer, offset).unwrap();
+            assert!(count > 0);
+            if buffer[..count].iter().any(|byte| *byte != 0) {
+                each(offset, &buffer[..count]);
+            }
+            offset += u64::try_from(count).unwrap();
+        }
+    }
+}
+
+/// A number that changes with any byte of the file.
+pub fn fingerprint(path: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    blocks(path, |offset, bytes| (offset, bytes).hash(&mut hasher));
+    hasher.finish()
+}
+
+/// Copies the file as it is now, without its holes.
+pub fn copy(from: &Path, to: &Path) {
+    set_size(to, Bytes::new(fs::metadata(from).unwrap().len()));
+    let file = OpenOptions::new().write(true).open(to).unwrap();
+    blocks(from, |offset, bytes| {
+        file.write_all_at(bytes, offset).unwrap()
+    });
 }

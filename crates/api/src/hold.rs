@@ -65,8 +65,11 @@ reasons! {
         "The size is smaller than the smallest filesystem of the kind that the class asks for.",
         "Create the claim anew with a larger request, or with another class.";
     NotMounted:
-        "The volume carries a filesystem that is not mounted, so the filesystem cannot grow now.",
+        "The volume carries a filesystem that is not mounted, and its node has not grown it yet.",
         "Mount the claim with `trellis mount`: the filesystem grows as part of it.";
+    OnlineGrowthOff:
+        "The class or the node says that filesystems do not grow while they are mounted.",
+        "Unmount the claim: the filesystem grows as soon as nobody uses it.";
     ReadOnly:
         "Every use of the volume is read-only, and a read-only filesystem is never grown.",
         "Mount the claim once without --read-only.";

@@ -5,10 +5,12 @@
 //! volumes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use trellis_api::HoldReason;
 
 /// First pause after a failure.
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
@@ -22,6 +24,9 @@ pub enum Run {
     Done,
     /// It failed and shall be tried again after a pause that doubles from one failure to the next.
     Failed,
+    /// Something holds it; it shall be tried again as after a failure. Another reason than the last time begins
+    /// with the first pause again.
+    Held(HoldReason),
 }
 
 /// The queue. Clones share it.
@@ -42,8 +47,8 @@ struct State {
     waiting: HashSet<String>,
     /// Keys that run now; true when they were pushed again meanwhile.
     running: HashMap<String, bool>,
-    /// How often each key has failed in a row.
-    failures: HashMap<String, u32>,
+    /// How often each key has failed in a row, and by what.
+    failures: HashMap<String, (u32, Run)>,
     /// The retry that each failed key waits for. A key has one: a later failure outdates the earlier
     /// timer, or every event on a key that keeps failing would add a chain of retries for ever.
     retries: HashMap<String, u64>,
@@ -53,8 +58,13 @@ struct State {
 }
 
 impl Queue {
-    /// Asks for a run of `key`.
+    /// Asks for a run of `key`, because something about it has changed: pauses begin anew.
     pub fn push(&self, key: &str) {
+        self.state().failures.remove(key);
+        self.push_again(key);
+    }
+
+    fn push_again(&self, key: &str) {
         let mut state = self.state();
         if let Some(again) = state.running.get_mut(key) {
             *again = true;
@@ -76,7 +86,7 @@ impl Queue {
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             queue.state().later.remove(&key);
-            queue.push(&key);
+            queue.push_again(&key);
         });
     }
 
@@ -101,10 +111,13 @@ impl Queue {
                 state.retries.remove(key);
                 None
             }
-            Run::Failed => {
-                let failures = state.failures.entry(key.to_owned()).or_default();
-                *failures = failures.saturating_add(1);
-                let pause = backoff(*failures);
+            Run::Failed | Run::Held(_) => {
+                let failures = state.failures.entry(key.to_owned()).or_insert((0, run));
+                if failures.1 != run {
+                    *failures = (0, run);
+                }
+                failures.0 = failures.0.saturating_add(1);
+                let pause = jittered(backoff(failures.0));
                 state.retries_made += 1;
                 let number = state.retries_made;
                 state.retries.insert(key.to_owned(), number);
@@ -113,7 +126,7 @@ impl Queue {
         };
         drop(state);
         if again {
-            self.push(key);
+            self.push_again(key);
         }
         if let Some((pause, number)) = retry {
             let (queue, key) = (self.clone(), key.to_owned());
@@ -128,7 +141,7 @@ impl Queue {
     fn retry(&self, key: &str, number: u64) {
         let waits = self.state().retries.get(key) == Some(&number);
         if waits {
-            self.push(key);
+            self.push_again(key);
         }
     }
 
@@ -157,6 +170,13 @@ fn backoff(failures: u32) -> Duration {
     BACKOFF_FIRST
         .saturating_mul(1 << doublings)
         .min(BACKOFF_MAX)
+}
+
+/// The pause, longer by up to an eighth, so that what failed together is not tried again together.
+fn jittered(pause: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish() % 128;
+    let eighth = pause / 8;
+    pause + eighth.mul_f64(f64::from(u32::try_from(random).unwrap_or(0)) / 128.0)
 }
 
 #[cfg(test)]
@@ -230,6 +250,32 @@ mod tests {
         queue.finish("a", Run::Done);
         tokio::time::sleep(BACKOFF_FIRST * 2).await;
         assert_eq!(queue.take(), None);
+    }
+
+    async fn pause_after(queue: &Queue, run: Run) -> Duration {
+        let key = queue.next().await;
+        let before = tokio::time::Instant::now();
+        queue.finish(&key, run);
+        while queue.state().ready.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        before.elapsed()
+    }
+
+    // Fails if a cause that persists is tried as often as at first, or if a new cause or a change has to wait
+    // out the pauses of the old one.
+    #[tokio::test(start_paused = true)]
+    async fn pauses_begin_anew_when_the_cause_or_the_input_changes() {
+        let queue = Queue::default();
+        let most = BACKOFF_FIRST * 9 / 8 + Duration::from_millis(20);
+        queue.push("a");
+        let busy = Run::Held(HoldReason::PathBusy);
+        assert!(pause_after(&queue, busy).await <= most);
+        assert!(pause_after(&queue, busy).await >= BACKOFF_FIRST * 2);
+        assert!(pause_after(&queue, Run::Held(HoldReason::ReadOnly)).await <= most);
+        assert!(pause_after(&queue, Run::Held(HoldReason::ReadOnly)).await >= BACKOFF_FIRST * 2);
+        queue.push("a");
+        assert!(pause_after(&queue, Run::Held(HoldReason::ReadOnly)).await <= most);
     }
 
     // Fails if the pauses do not grow, or grow without a limit.

@@ -106,6 +106,7 @@ fn event(note: &Note, namespace: &str, host: &str) -> Event {
         Object::Replica => ("trellis.dev/v1alpha1", "Replica"),
         Object::Attachment => ("trellis.dev/v1alpha1", "Attachment"),
         Object::Pool => ("trellis.dev/v1alpha1", "Pool"),
+        Object::Pod => ("v1", "Pod"),
     };
     Event {
         metadata: ObjectMeta {

@@ -1,12 +1,13 @@
 //! Starts the controllers and the agent of one process.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use tokio::task::JoinSet;
 
 use crate::agent::machine::Machine;
-use crate::agent::{self, Agent, Ladders};
+use crate::agent::{self, Agent, Ladders, Node};
 use crate::claim;
 use crate::record::Recorder;
 use crate::world::World;
@@ -16,12 +17,31 @@ const PLANNERS: usize = 4;
 /// How many volumes are worked on at the same time on this node.
 const WORKERS: usize = 8;
 
+/// What one process starts with.
+pub struct Settings {
+    /// The node's name.
+    pub node: String,
+    /// Whether filesystems may grow on it while they are mounted.
+    pub online_growth: bool,
+    /// How often everything is looked at again although nothing changed.
+    pub resync: Duration,
+}
+
 /// Starts everything. The tasks run until the set is dropped; the call answers when every cache has seen
 /// its first listing, and only from then on is anything decided.
-pub async fn start(client: Client, node: String, machine: Arc<dyn Machine>) -> JoinSet<()> {
+pub async fn start(
+    client: Client,
+    world: Arc<World>,
+    settings: Settings,
+    machine: Arc<dyn Machine>,
+) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    let world = Arc::new(World::new());
-    let (recorder, recording) = Recorder::new(client.clone(), node.clone());
+    let node = Node {
+        name: settings.node,
+        boot_id: machine.boot_id(),
+        online_growth: settings.online_growth,
+    };
+    let (recorder, recording) = Recorder::new(client.clone(), node.name.clone());
     tasks.spawn(recording);
     for mut listed in world.watch(&client, &mut tasks) {
         // A watch that ends before its first listing ends with the process.
@@ -47,6 +67,6 @@ pub async fn start(client: Client, node: String, machine: Arc<dyn Machine>) -> J
         tasks.spawn(agent::run(agent.clone(), world.passes.clone()));
     }
     tasks.spawn(agent::run_pools(agent, world.pool_queue.clone()));
-    tasks.spawn(world.resync());
+    tasks.spawn(world.resync(settings.resync));
     tasks
 }

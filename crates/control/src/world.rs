@@ -25,7 +25,7 @@ use crate::queue::Queue;
 
 /// How often everything is looked at again although nothing changed. Only a safety net: progress comes
 /// from events.
-const RESYNC: Duration = Duration::from_secs(600);
+pub const RESYNC: Duration = Duration::from_secs(600);
 
 /// How long a pool is left alone after a change before it is measured.
 const POOL_SETTLES: Duration = Duration::from_secs(1);
@@ -137,6 +137,11 @@ impl World {
 
     /// Whether a pod that is not over yet uses the claim.
     pub fn used_by_pod(&self, namespace: &str, claim: &str) -> bool {
+        !self.pods_using(namespace, claim).is_empty()
+    }
+
+    /// The pods that use the claim and are not over yet.
+    pub fn pods_using(&self, namespace: &str, claim: &str) -> Vec<Arc<Pod>> {
         let over = |pod: &Pod| {
             let phase = pod
                 .status
@@ -144,11 +149,13 @@ impl World {
                 .and_then(|status| status.phase.as_deref());
             matches!(phase, Some("Succeeded" | "Failed"))
         };
-        self.pods.all().iter().any(|pod| {
+        let mut pods = self.pods.all();
+        pods.retain(|pod| {
             pod.namespace().as_deref() == Some(namespace)
                 && !over(pod)
                 && pod_claims(pod).iter().any(|each| each == claim)
-        })
+        });
+        pods
     }
 
     /// Starts one watch a kind. The second part answers when every first listing is complete.
@@ -181,9 +188,9 @@ impl World {
     }
 
     /// Looks at every volume again, now and then.
-    pub async fn resync(self: Arc<Self>) {
+    pub async fn resync(self: Arc<Self>, every: Duration) {
         loop {
-            tokio::time::sleep(RESYNC).await;
+            tokio::time::sleep(every).await;
             self.pools
                 .all()
                 .iter()
@@ -228,6 +235,27 @@ impl World {
     pub fn push(&self, key: &str) {
         self.plans.push(key);
         self.passes.push(key);
+    }
+
+    /// The kernel says that a block device has changed: whoever uses it is looked at again.
+    pub fn device_changed(&self, device: &str) {
+        self.look_at_uses(|attachment| {
+            let status = attachment.status.as_ref();
+            status.and_then(|status| status.device.as_deref()) == Some(device)
+        });
+    }
+
+    /// The kernel says that what is mounted at a path has changed.
+    pub fn path_changed(&self, path: &str) {
+        self.look_at_uses(|attachment| attachment.spec.path == path);
+    }
+
+    fn look_at_uses(&self, concerned: impl Fn(&Attachment) -> bool) {
+        let attachments = self.attachments.all();
+        let concerned = attachments.iter().filter(|each| concerned(each));
+        for key in concerned.flat_map(|each| self.keys_of_attachment(each)) {
+            self.passes.push(&key);
+        }
     }
 
     /// Keeps the reservations right, and wakes whoever waited for the room that appeared.

@@ -4,7 +4,7 @@
 //! share one flush of the store.
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective,
 };
@@ -32,6 +32,8 @@ pub enum Object {
     Attachment,
     /// `Pool`.
     Pool,
+    /// `Pod`; only told of, never written.
+    Pod,
 }
 
 impl Object {
@@ -44,6 +46,7 @@ impl Object {
             Object::Replica => ApiResource::erase::<Replica>(&()),
             Object::Attachment => ApiResource::erase::<Attachment>(&()),
             Object::Pool => ApiResource::erase::<Pool>(&()),
+            Object::Pod => ApiResource::erase::<Pod>(&()),
         }
     }
 }

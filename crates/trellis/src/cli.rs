@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use trellis_api::quantity::Growth;
+use trellis_control::world::RESYNC;
 
 /// Where a service keeps everything unless it is told otherwise.
 pub const DATA_DEFAULT: &str = "/var/lib/trellis";
@@ -89,6 +90,12 @@ pub struct Up {
     /// This machine's name among nodes; its host name if not given
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
+    /// Whether filesystems may grow while they are mounted on this node; if not, they grow when nobody uses them
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    pub online_growth: bool,
+    /// How often everything is looked at again although nothing changed, in seconds; a safety net
+    #[arg(long, value_name = "SECONDS", default_value_t = RESYNC.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
+    pub resync_seconds: u64,
 }
 
 /// How a verb prints what it found.

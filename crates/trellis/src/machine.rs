@@ -5,15 +5,19 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use trellis_api::kinds::{Content, Usage};
+use trellis_api::kinds::{Content, FilesystemKind, Usage};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::agent::machine::{
     Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
 };
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
 use trellis_node::sys::loopdev;
+use trellis_node::volume::Fault;
 use trellis_node::{probe, volume};
 use uuid::Uuid;
+
+/// Where the kernel tells its present run from all others.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// How many replicas are kept open: each takes a few file descriptors.
 const OPEN_REPLICAS_MAX: usize = 128;
@@ -95,6 +99,11 @@ impl ThisMachine {
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where private mounts are; each bears the name of its volume.
+    pub fn mounts(&self) -> &Path {
+        &self.mounts
+    }
+
     fn mount_of(&self, stage: &Stage) -> PathBuf {
         self.mounts.join(&stage.volume)
     }
@@ -128,7 +137,7 @@ impl ThisMachine {
         if stage.filesystem.is_some() {
             let Some(filesystem) = seen.filesystem else {
                 if let Some(fault) = seen.faults.first() {
-                    return Err(Hold::new(fault.reason(), fault.to_string()));
+                    return Err(fault_hold(stage, fault));
                 }
                 let message = format!(
                     "{} carries no filesystem that can be read.",
@@ -189,6 +198,47 @@ fn gone(stage: &Stage) -> Hold {
             stage.backing.display()
         ),
     )
+}
+
+fn fault_hold(stage: &Stage, fault: &Fault) -> Hold {
+    Hold::new(fault.reason(), format!("Volume {}: {fault}.", stage.volume))
+}
+
+/// The paths from which somebody has taken the volume away. If what they are built on is gone or broken, that
+/// holds the whole volume, and nothing is put in its place: what is gone was taken by somebody, and what is
+/// broken is not mended by mounting over it.
+fn taken_away(
+    seen: &volume::Observation,
+    stage: &Stage,
+    uses: &[Use],
+) -> Result<Vec<PathBuf>, Hold> {
+    let breaks = |fault: &&Fault| match fault {
+        Fault::BackingDeleted
+        | Fault::BackingCutOff { .. }
+        | Fault::DeviceCutOff { .. }
+        | Fault::DeviceLeaving
+        | Fault::FilesystemDown
+        | Fault::ForeignUse { .. } => true,
+        // It can still be used at the size that it has; growing it is refused where it is tried.
+        Fault::StoppedWriting | Fault::RecordedErrors | Fault::DeviceErrors { .. } => false,
+        Fault::DeviceGone | Fault::MountGone | Fault::PathGone { .. } => false,
+    };
+    if let Some(fault) = seen.faults.iter().find(breaks) {
+        return Err(fault_hold(stage, fault));
+    }
+    let established = uses.iter().filter(|each| each.established);
+    let established: Vec<PathBuf> = established.map(|each| each.path.clone()).collect();
+    if established.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut paths = Vec::new();
+    for fault in seen.missing(stage.filesystem.is_some(), &established) {
+        match fault {
+            Fault::PathGone { path } => paths.push(path),
+            fault => return Err(fault_hold(stage, &fault)),
+        }
+    }
+    Ok(paths)
 }
 
 /// Whether the volume is in use just as it should be, at every path.
@@ -273,6 +323,7 @@ impl Machine for ThisMachine {
                 size: None,
                 full: true,
                 of: size,
+                hold: None,
             }),
             Ok(probe::Content::Filesystem {
                 kind,
@@ -284,12 +335,14 @@ impl Machine for ThisMachine {
                 size: Some(own),
                 full: own >= geometry.largest_fit(size),
                 of: size,
+                hold: None,
             }),
             Ok(foreign) => Some(Content {
                 kind: foreign.to_string(),
                 size: None,
                 full: true,
                 of: size,
+                hold: None,
             }),
             Err(error) => {
                 tracing::warn!(%error, backing = %backing.display(), "the content of a volume cannot be read");
@@ -298,8 +351,22 @@ impl Machine for ThisMachine {
         }
     }
 
+    fn grow_idle(&self, backing: &Path, kind: FilesystemKind) -> Result<(), Hold> {
+        volume::grow_idle(backing, kind)
+            .map(drop)
+            .map_err(node_hold)
+    }
+
+    fn boot_id(&self) -> String {
+        // Without it every start counts as one of the machine: what is missing is brought back, not asked about.
+        std::fs::read_to_string(BOOT_ID)
+            .map(|id| id.trim().to_owned())
+            .unwrap_or_else(|_| Uuid::new_v4().to_string())
+    }
+
     fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold> {
         let seen = self.observe(stage)?;
+        let taken_away = taken_away(&seen, stage, uses)?;
         let there = is_provided(&seen, stage, uses);
         if there && let Ok(found) = self.found_stage(stage, &seen) {
             return Ok(Provided {
@@ -314,6 +381,12 @@ impl Machine for ThisMachine {
             None => volume::Source::Block { device: &device },
         };
         let publish = |usage: &Use| {
+            if taken_away.contains(&usage.path) {
+                let gone = Fault::PathGone {
+                    path: usage.path.clone(),
+                };
+                return Some(fault_hold(stage, &gone));
+            }
             volume::publish(source, &usage.path, usage.read_only)
                 .err()
                 .map(node_hold)

@@ -6,6 +6,7 @@ mod cmd;
 mod connect;
 mod crash;
 mod exit;
+mod kernel;
 mod machine;
 mod output;
 mod up;

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tokio::net::TcpListener;
@@ -10,8 +11,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use trellis_apiserver::pki::Pki;
 use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 use trellis_control::bootstrap::{Defaults, bootstrap};
+use trellis_control::run::Settings;
+use trellis_control::world::World;
 
 use crate::cli::{Global, Up};
+use crate::kernel;
 use crate::machine::ThisMachine;
 
 /// Runs until it is told to stop. Mounts stay when it stops, and are adopted when it starts again.
@@ -21,6 +25,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     // Whatever this process makes is for its user alone: the store holds secrets, and the private mounts
     // show every volume.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    allow_many_files();
     let data = prepare(&global.data)?;
     // The store comes first: it is what a second service on the same directory fails at.
     let api = EmbeddedApi::open(&data.join("store.redb"))?;
@@ -30,7 +35,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         .local_addr()
         .context("the listener has no address")?;
     let node = node_name(up.node.as_deref(), &data)?;
-    let mut controllers = start(&api, &data, &node).await?;
+    let mut controllers = start(&api, &data, &node, up).await?;
     let path = data.join("kubeconfig");
     kubeconfig::write(
         &path,
@@ -66,6 +71,7 @@ async fn start(
     api: &EmbeddedApi,
     data: &Path,
     node: &str,
+    up: &Up,
 ) -> anyhow::Result<tokio::task::JoinSet<()>> {
     let pool = data.join("pools/default");
     std::fs::create_dir_all(&pool).with_context(|| format!("{} cannot be made", pool.display()))?;
@@ -81,7 +87,17 @@ async fn start(
         .context("the first objects cannot be stored")?;
     let machine =
         ThisMachine::new(data).with_context(|| format!("{} cannot be used", data.display()))?;
-    Ok(trellis_control::run::start(api.client(), node.to_owned(), Arc::new(machine)).await)
+    let settings = Settings {
+        node: node.to_owned(),
+        online_growth: up.online_growth,
+        resync: Duration::from_secs(up.resync_seconds),
+    };
+    let world = Arc::new(World::new());
+    let private_mounts = machine.mounts().to_owned();
+    let tasks =
+        trellis_control::run::start(api.client(), world.clone(), settings, Arc::new(machine)).await;
+    kernel::listen(&world, private_mounts);
+    Ok(tasks)
 }
 
 /// This node's name: what it was told, or what it was called the last time, or the host's name. Pools,
@@ -139,6 +155,19 @@ async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpLis
     std::fs::write(&memory, port.to_string())
         .with_context(|| format!("{} cannot be written", memory.display()))?;
     Ok(listener)
+}
+
+/// Every volume in use keeps a descriptor or two, and the limit that shells set is for programs with few.
+fn allow_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, most) {
+        tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
 }
 
 /// The data directory, made if it is absent, for this user alone.

@@ -53,6 +53,10 @@ pub struct AttachmentStatus {
     /// The filesystem on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemKind>,
+    /// The run of the node's kernel in which it was brought there. What is missing in a later run went with the
+    /// restart; what is missing in the same run was taken away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_id: Option<String>,
     /// The smallest of its rungs: the size that the consumer can rely on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Bytes>,

@@ -94,4 +94,7 @@ pub struct Content {
     /// the present one.
     #[serde(default)]
     pub of: Bytes,
+    /// Why the filesystem was not grown where it lies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
 }

@@ -40,9 +40,16 @@ pub struct VolumeSpec {
     /// The filesystem to make at the first use; none for a block volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemKind>,
+    /// Whether the filesystem may grow while it is mounted; if not, it grows when nobody uses it.
+    #[serde(default = "by_default")]
+    pub online_growth: bool,
     /// The growth that led to the present goal; none while it has the size it was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growth: Option<GrowthRequest>,
+}
+
+fn by_default() -> bool {
+    true
 }
 
 /// Who asked for the present goal, and when.

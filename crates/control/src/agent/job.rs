@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::ResourceExt;
-use trellis_api::kinds::{Attachment, Pool, Replica, RungStatus};
+use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus};
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, Stage, Use};
@@ -61,12 +61,23 @@ pub struct UseJob {
     pub hold: Option<Hold>,
 }
 
+/// The node that the work is for.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// The present run of its kernel.
+    pub boot_id: String,
+    /// Whether filesystems may grow on it while they are mounted.
+    pub online_growth: bool,
+}
+
 /// The work of `node` for the volume in `view`; `pool_of` finds a pool by its name.
-pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>) -> Job {
+pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>) -> Job {
     let mine: Vec<&Arc<Attachment>> = view
         .attachments
         .iter()
-        .filter(|each| each.spec.node == node)
+        .filter(|each| each.spec.node == node.name)
         .collect();
     let (endings, uses): (Vec<_>, Vec<_>) = mine
         .into_iter()
@@ -74,13 +85,16 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
     let uses: Vec<UseJob> = ordered(uses)
         .into_iter()
         .enumerate()
-        .map(|(index, each)| use_job(view, each, index))
+        .map(|(index, each)| use_job(view, node, each, index))
         .collect();
     let endings = endings
         .into_iter()
-        .map(|each| use_job(view, each, 0))
+        .map(|each| use_job(view, node, each, 0))
         .collect();
-    let replica = view.replicas.iter().find(|each| each.spec.node == node);
+    let replica = view
+        .replicas
+        .iter()
+        .find(|each| each.spec.node == node.name);
     let replica = replica.and_then(|each| replica_job(view, each, pool_of));
     // Also for a volume that is gone from the store: what is left of it on this node must be found.
     let staging = Some(Stage {
@@ -91,6 +105,11 @@ pub fn job(view: &View, node: &str, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>)
             .as_ref()
             .and_then(|volume| volume.spec.filesystem),
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
+        online_growth: node.online_growth
+            && view
+                .volume
+                .as_ref()
+                .is_none_or(|volume| volume.spec.online_growth),
     });
     let goal = goal(view, replica.as_ref());
     // Those that are found unchanged keep their times, so that a look that finds nothing new writes nothing.
@@ -152,7 +171,7 @@ fn replica_job(
     })
 }
 
-fn use_job(view: &View, object: &Arc<Attachment>, index: usize) -> UseJob {
+fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> UseJob {
     let modes = view
         .claim
         .as_ref()
@@ -163,6 +182,10 @@ fn use_job(view: &View, object: &Arc<Attachment>, index: usize) -> UseJob {
     let usage = Use {
         path: PathBuf::from(&object.spec.path),
         read_only: object.spec.read_only || only_reads,
+        established: object.status.as_ref().is_some_and(|status| {
+            status.phase == AttachmentPhase::Attached
+                && status.boot_id.as_deref() == Some(node.boot_id.as_str())
+        }),
     };
     let bound = view.claim.as_ref().is_some_and(|claim| {
         claim
@@ -208,6 +231,7 @@ mod tests {
     };
 
     const NODE: &str = "n";
+    const BOOT: &str = "b";
 
     fn claim(mode: &str, phase: &str) -> Arc<PersistentVolumeClaim> {
         let mut claim = PersistentVolumeClaim {
@@ -271,6 +295,7 @@ mod tests {
             replicas: 1,
             thick: false,
             filesystem: None,
+            online_growth: true,
             growth: None,
         };
         Arc::new(Volume::new("v", spec))
@@ -294,7 +319,12 @@ mod tests {
             overcommit_percent: 100,
         };
         let pool = Arc::new(Pool::new("p", spec));
-        job(view, NODE, &|name| (name == "p").then(|| pool.clone()))
+        let node = Node {
+            name: NODE.to_owned(),
+            boot_id: BOOT.to_owned(),
+            online_growth: true,
+        };
+        job(view, &node, &|name| (name == "p").then(|| pool.clone()))
     }
 
     fn reasons(job: &Job) -> Vec<(String, Option<HoldReason>)> {
@@ -368,6 +398,25 @@ mod tests {
         let mut gone = view("ReadWriteOnce", "Bound", vec![attached]);
         gone.claim = None;
         assert_eq!(reasons(&job_of(&gone)), [("a".to_owned(), None)]);
+    }
+
+    // Fails if a mount that went with a restart of the machine is taken for one that somebody took away, or
+    // the other way round.
+    #[test]
+    fn a_use_is_established_only_in_the_run_that_brought_it() {
+        let established = |phase: AttachmentPhase, boot_id: &str| {
+            let mut attached = attachment("a", 1, NODE);
+            attached.status = Some(AttachmentStatus {
+                phase,
+                boot_id: Some(boot_id.to_owned()),
+                ..AttachmentStatus::default()
+            });
+            let job = job_of(&view("ReadWriteOnce", "Bound", vec![attached]));
+            job.uses[0].usage.established
+        };
+        assert!(established(AttachmentPhase::Attached, BOOT));
+        assert!(!established(AttachmentPhase::Attached, "another run"));
+        assert!(!established(AttachmentPhase::Pending, BOOT));
     }
 
     // Fails if a node works for the uses of another.

@@ -36,6 +36,8 @@ pub struct Stage {
     pub filesystem: Option<FilesystemKind>,
     /// Every use is read-only.
     pub read_only: bool,
+    /// Whether the filesystem may grow while it is mounted.
+    pub online_growth: bool,
 }
 
 /// One use of a volume.
@@ -45,6 +47,9 @@ pub struct Use {
     pub path: PathBuf,
     /// Whether it may only be read.
     pub read_only: bool,
+    /// It has been there in this run of the kernel. If it is not any more, somebody took it away, and it is not
+    /// put back behind their back.
+    pub established: bool,
 }
 
 /// A pool's sizes.
@@ -123,8 +128,15 @@ pub trait Machine: Send + Sync + 'static {
     /// What the bytes of a volume are that is not in use.
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content>;
 
+    /// Raises the filesystem in a file that nobody uses to fill it.
+    fn grow_idle(&self, backing: &Path, kind: FilesystemKind) -> Result<(), Hold>;
+
+    /// Which run of the kernel this is.
+    fn boot_id(&self) -> String;
+
     /// Brings a volume into use and shows it at the paths of its uses: device, filesystem if there is
-    /// none yet, private mount, binds. What is already there is left as it is.
+    /// none yet, private mount, binds. What is already there is left as it is. What was there and has been taken
+    /// away is refused.
     fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold>;
 
     /// Measures a volume in use.

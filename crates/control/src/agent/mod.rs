@@ -10,5 +10,6 @@ pub(crate) mod reconcile;
 pub(crate) mod report;
 pub(crate) mod work;
 
+pub use job::Node;
 pub use pool::run as run_pools;
 pub use reconcile::{Agent, Ladders, run};

@@ -20,7 +20,7 @@ pub async fn run(agent: Arc<Agent>, queue: Queue) {
             .world
             .pools
             .get("", &key)
-            .filter(|pool| pool.spec.node == agent.node);
+            .filter(|pool| pool.spec.node == agent.node.name);
         let run = match pool {
             Some(pool) => measure(&agent, pool).await,
             None => Run::Done,

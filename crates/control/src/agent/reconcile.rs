@@ -10,10 +10,11 @@ use trellis_api::kinds::{ATTACHMENT_FINALIZER, AttachmentPhase, RungStatus};
 use trellis_api::step::{self, Step};
 use trellis_api::{Observed, Rung};
 
-use super::job::{Fate, Job, UseJob, job};
+use super::job::{Fate, Job, Node, UseJob, job};
 use super::machine::Machine;
 use super::report::{claim_write, early_writes, replica_writes, use_writes};
 use super::work::{Outcome, work};
+use crate::claim::plan::Note;
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::view::{View, now};
@@ -25,8 +26,8 @@ const EARLY_MAX: usize = 16;
 
 /// The agent of one node.
 pub struct Agent {
-    /// The node's name.
-    pub node: String,
+    /// The node.
+    pub node: Node,
     /// The caches.
     pub world: Arc<World>,
     /// The store.
@@ -149,7 +150,7 @@ impl Agent {
     async fn report(&self, key: &str, view: &View, job: &Job, outcome: &Outcome) -> Run {
         let now = now();
         let replica = replica_writes(view, job, outcome, &now);
-        let uses = use_writes(view, job, outcome, &now);
+        let uses = use_writes(view, job, outcome, &self.node.boot_id, &now);
         let claim = claim_write(view, job, outcome, &now);
         let step = match (&claim, uses.is_empty(), replica.is_empty()) {
             (Some(_), _, _) if reached(job, outcome) => Some(Step::ClaimFinished),
@@ -163,16 +164,23 @@ impl Agent {
         writes.extend(uses);
         writes.extend(replica);
         let run = self.write(key, writes, step).await;
-        note.into_iter().for_each(|note| self.recorder.note(note));
+        if let Some(note) = note {
+            self.tell(note);
+        }
         // A hold that time alone may lift (a busy path, a missing program) is tried again with pauses.
-        let held = outcome.lingering.iter().any(|_| true)
-            || outcome
-                .uses
-                .iter()
-                .any(|(each, hold)| hold.is_some() && each.hold.is_none())
-            || matches!(outcome.replica, Some(Err(_)))
-            || outcome.ladder.iter().any(|rung| rung.hold.is_some());
-        if held { Run::Failed } else { run }
+        match outcome.held() {
+            Some(hold) => Run::Held(hold.reason),
+            None => run,
+        }
+    }
+
+    /// Tells the claim, and every pod that uses it.
+    fn tell(&self, note: Note) {
+        let about = &note.about;
+        for pod in self.world.pods_using(&about.namespace, &about.name) {
+            self.recorder.note(note.to_pod(&pod));
+        }
+        self.recorder.note(note);
     }
 
     async fn write(&self, key: &str, writes: Vec<Write>, step: Option<Step>) -> Run {

@@ -1,5 +1,6 @@
 //! What a pass found, as status of the stored objects. Only what is new is written.
 
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use trellis_api::kinds::{
     ATTACHMENT_FINALIZER, AttachmentPhase, AttachmentStatus, DATA_FINALIZER, Replica, ReplicaPhase,
     ReplicaStatus, RungStatus, TargetStatus,
 };
-use trellis_api::{Bytes, Hold, Next, Observed, Rung, next_step};
+use trellis_api::{Bytes, Hold, HoldReason, Next, Observed, Rung, next_step};
 
 use super::job::{Job, UseJob};
 use super::work::Outcome;
@@ -183,7 +184,13 @@ fn lower_conditions(
 }
 
 /// The status of every use, and the finalizers of those that are over.
-pub fn use_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Vec<Write> {
+pub fn use_writes(
+    view: &View,
+    job: &Job,
+    outcome: &Outcome,
+    boot_id: &str,
+    now: &MicroTime,
+) -> Vec<Write> {
     let mut writes: Vec<Write> = Vec::new();
     for object in &outcome.ended {
         let place = Place::within(
@@ -212,7 +219,15 @@ pub fn use_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) ->
         writes.extend(status_write(place, &old, &new));
     }
     for (each, hold) in &outcome.uses {
-        writes.extend(use_write(view, job, outcome, each, hold.as_ref(), now));
+        writes.extend(use_write(
+            view,
+            job,
+            outcome,
+            each,
+            hold.as_ref(),
+            boot_id,
+            now,
+        ));
     }
     writes
 }
@@ -223,6 +238,7 @@ fn use_write(
     outcome: &Outcome,
     each: &UseJob,
     hold: Option<&Hold>,
+    boot_id: &str,
     now: &MicroTime,
 ) -> Option<Write> {
     let old = each.object.status.clone().unwrap_or_default();
@@ -270,6 +286,7 @@ fn use_write(
             .as_ref()
             .filter(|_| attached)
             .and_then(|stage| stage.filesystem),
+        boot_id: attached.then(|| boot_id.to_owned()),
         capacity: rungs.iter().map(|rung| rung.size).min(),
         rungs,
         usage: outcome
@@ -322,7 +339,9 @@ pub fn claim_write(
     now: &MicroTime,
 ) -> Option<(Write, Note)> {
     let claim = view.claim.as_ref()?;
-    outcome.stage.as_ref()?;
+    if outcome.stage.is_none() {
+        return lost_claim(view, job, outcome, now);
+    }
     let wanted = provision::goal(status::requested(claim)?).ok()?;
     let bound = claim.status.as_ref()?.phase.as_deref() == Some("Bound");
     if wanted > job.goal || !bound {
@@ -349,7 +368,12 @@ pub fn claim_write(
                 .find(|each| each.rung == rung)?
                 .hold
                 .clone()?;
-            let body = if hold.reason == trellis_api::HoldReason::ReadOnly {
+            // What waits for somebody to mount or unmount is pending; it is not an error of the node.
+            let waits = matches!(
+                hold.reason,
+                HoldReason::ReadOnly | HoldReason::OnlineGrowthOff
+            );
+            let body = if waits {
                 status::filesystem_pending(claim, job.goal, &hold, now)
             } else {
                 status::node_held(claim, job.goal, &hold, now)
@@ -363,11 +387,31 @@ pub fn claim_write(
     if (!grown && !held) || !status::changes(claim, &body) {
         return None;
     }
-    // Not bound to a version, since the planner reports on the claim too and neither waits for the other;
-    // but meant for this claim, and not for a later one of the same name.
-    let mut body = body;
+    Some((for_this_claim(claim, body), note))
+}
+
+/// A use that was there is gone or broken, and a growth waits for it.
+fn lost_claim(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Option<(Write, Note)> {
+    let claim = view.claim.as_ref()?;
+    let lost = |(each, hold): &(UseJob, Option<Hold>)| {
+        let hold = hold.as_ref().filter(|_| each.hold.is_none());
+        hold.filter(|_| each.usage.established).cloned()
+    };
+    let hold = outcome.uses.iter().find_map(lost)?;
+    let body = status::node_held(claim, job.goal, &hold, now);
+    let waits = status::reported(claim).is_some_and(|size| size < job.goal);
+    if !waits || !status::changes(claim, &body) {
+        return None;
+    }
+    let note = Note::held(claim, "FileSystemResizeFailed", &hold);
+    Some((for_this_claim(claim, body), note))
+}
+
+/// A change of the claim's status that is not bound to a version, since the planner reports on the claim too
+/// and neither waits for the other; but meant for this claim, and not for a later one of the same name.
+fn for_this_claim(claim: &PersistentVolumeClaim, mut body: Value) -> Write {
     body["metadata"] = json!({ "uid": claim.uid() });
-    Some((Write::PatchStatus(claim_place(claim), body), note))
+    Write::PatchStatus(claim_place(claim), body)
 }
 
 fn without_finalizer(place: Place, finalizers: &[String], done: &str) -> Write {

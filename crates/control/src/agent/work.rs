@@ -37,6 +37,21 @@ pub struct Outcome {
     pub pool_changed: bool,
 }
 
+impl Outcome {
+    /// What keeps anything of it, so that it shall be tried again. A use that the objects alone forbid is not
+    /// tried again before they change.
+    pub fn held(&self) -> Option<&Hold> {
+        let uses = self.uses.iter().filter(|(each, _)| each.hold.is_none());
+        let lingering = self.lingering.iter().map(|(_, hold)| hold);
+        lingering
+            .chain(uses.filter_map(|(_, hold)| hold.as_ref()))
+            .chain(self.replica.iter().filter_map(|found| found.as_ref().err()))
+            .chain(self.ladder.iter().filter_map(|rung| rung.hold.as_ref()))
+            .chain(self.content.iter().filter_map(|each| each.hold.as_ref()))
+            .next()
+    }
+}
+
 /// Does what `job` says. `early` is told of the ladder after every raise.
 pub fn work(machine: &dyn Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> Outcome {
     let mut outcome = Outcome::default();
@@ -187,7 +202,12 @@ fn use_and_climb(
     let found = subject.replica.into_inner();
     outcome.stage = subject.provided.into_inner();
     if outcome.stage.is_none() {
-        outcome.content = idle_content(machine, job, replica, &found, outcome);
+        let content = idle_content(machine, job, replica, &found, outcome);
+        let is_idle = job.uses.is_empty() && outcome.lingering.is_empty();
+        outcome.content = match content {
+            Some(content) if is_idle => Some(grow_idle(machine, job, &found, content)),
+            content => content,
+        };
     }
     outcome.replica = Some(Ok(found));
 }
@@ -246,11 +266,27 @@ fn idle_content(
     let status = replica.object.status.as_ref();
     let known = status.and_then(|status| status.content.clone());
     let size = outcome.ladder.first().map_or(found.size, |rung| rung.size);
-    let same = known.as_ref().is_some_and(|content| content.of == size) && outcome.ended.is_empty();
+    let settled = |content: &Content| content.of == size && content.full;
+    let same = known.as_ref().is_some_and(settled) && outcome.ended.is_empty();
     if same {
         known
     } else {
         machine.content(&found.data, size)
+    }
+}
+
+/// Grows a filesystem that nobody uses, and answers what it is then, or what it is and why it did not grow.
+fn grow_idle(machine: &dyn Machine, job: &Job, found: &ReplicaFound, content: Content) -> Content {
+    let wanted = job.staging.as_ref().and_then(|stage| stage.filesystem);
+    let Some(kind) = wanted.filter(|kind| content.kind == kind.name() && !content.full) else {
+        return content;
+    };
+    match machine.grow_idle(&found.data, kind) {
+        Ok(()) => machine.content(&found.data, content.of).unwrap_or(content),
+        Err(hold) => Content {
+            hold: Some(hold),
+            ..content
+        },
     }
 }
 
@@ -319,6 +355,13 @@ impl Climbable for Subject<'_> {
             (Rung::Filesystem, Some(stage)) if stage.read_only => {
                 let message = format!("Every use of volume {} is read-only.", stage.volume);
                 Err(Hold::new(HoldReason::ReadOnly, message))
+            }
+            (Rung::Filesystem, Some(stage)) if !stage.online_growth => {
+                let message = format!(
+                    "Volume {} is mounted, and its filesystem may not grow while it is.",
+                    stage.volume
+                );
+                Err(Hold::new(HoldReason::OnlineGrowthOff, message))
             }
             (rung, Some(stage)) => self.machine.raise_stage(stage, rung, to),
             (_, None) => Ok(()),

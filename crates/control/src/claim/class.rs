@@ -18,6 +18,8 @@ pub struct Class {
     pub thick: bool,
     /// The filesystem to make.
     pub filesystem: FilesystemKind,
+    /// Whether it may grow while it is mounted.
+    pub online_growth: bool,
     /// Whether a claim waits until something uses it.
     pub waits_for_consumer: bool,
     /// What becomes of the volume when its claim is gone: `Delete` or `Retain`.
@@ -42,6 +44,7 @@ impl Class {
             replicas: 1,
             thick: false,
             filesystem: FilesystemKind::default(),
+            online_growth: true,
             waits_for_consumer: class.volume_binding_mode.as_deref()
                 == Some("WaitForFirstConsumer"),
             reclaim_policy: class
@@ -101,6 +104,10 @@ impl Class {
                 self.thick = value.parse().map_err(|_| "\"true\" or \"false\"")?;
                 Ok(())
             }
+            "onlineGrowth" => {
+                self.online_growth = value.parse().map_err(|_| "\"true\" or \"false\"")?;
+                Ok(())
+            }
             FSTYPE_PARAMETER => {
                 self.filesystem = value.parse().map_err(|_| "xfs, btrfs, ext4 or ext3")?;
                 Ok(())
@@ -108,7 +115,7 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, pools, thick and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, pools, thick, onlineGrowth and csi.storage.k8s.io/fstype",
             ),
         }
     }
@@ -137,11 +144,13 @@ mod tests {
         let read = Class::read(&class(&[
             ("pools", "a, b"),
             ("thick", "true"),
+            ("onlineGrowth", "false"),
             (FSTYPE_PARAMETER, "btrfs"),
         ]));
         let read = read.expect("a valid class");
         assert_eq!(read.pools, ["a", "b"]);
         assert!(read.thick);
+        assert!(!read.online_growth);
         assert_eq!(read.filesystem, FilesystemKind::Btrfs);
     }
 
@@ -151,6 +160,7 @@ mod tests {
         for bad in [
             ("fstype", "xfs"),
             ("thick", "maybe"),
+            ("onlineGrowth", "sometimes"),
             ("replicas", "0"),
             ("replicas", "9"),
             ("pools", "a,,b"),

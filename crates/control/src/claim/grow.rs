@@ -325,8 +325,8 @@ fn call_off(view: &View, claim: &PersistentVolumeClaim, goal: Bytes, plan: &mut 
     }
 }
 
-/// Nobody uses the volume: the claim is finished here, unless a filesystem has to grow first, which
-/// happens when it is mounted.
+/// Nobody uses the volume: the claim is finished here, unless its filesystem has to grow first and could not
+/// where it lies.
 fn idle(
     view: &View,
     claim: &PersistentVolumeClaim,
@@ -342,19 +342,20 @@ fn idle(
         let content = replica.status.as_ref()?.content.as_ref()?;
         let size = content.size?;
         let expected = view.volume.as_ref()?.spec.filesystem.is_some();
-        (expected && !content.full && size < served).then(|| (content.kind.clone(), size))
+        (expected && !content.full && size < served).then(|| {
+            let message = format!(
+                "The volume has {served}; its {} has {size} and grows when it is mounted.",
+                content.kind
+            );
+            let not_yet = || Hold::new(HoldReason::NotMounted, message);
+            content.hold.clone().unwrap_or_else(not_yet)
+        })
     });
     let (body, hold) = match behind {
-        Some((kind, size)) => {
-            let message = format!(
-                "The volume has {served}; its {kind} has {size} and grows when it is mounted."
-            );
-            let hold = Hold::new(HoldReason::NotMounted, message);
-            (
-                status::filesystem_pending(claim, served, &hold, now),
-                Some(hold),
-            )
-        }
+        Some(hold) => (
+            status::filesystem_pending(claim, served, &hold, now),
+            Some(hold),
+        ),
         None if status::reported(claim).is_some_and(|size| size >= served)
             && status::progress(claim).is_none() =>
         {
@@ -409,7 +410,8 @@ fn in_use_hold(view: &View) -> Option<Hold> {
     below.or_else(|| {
         view.attachments.iter().find_map(|each| {
             let status = each.status.as_ref()?;
-            status.rungs.iter().find_map(|rung| rung.hold.clone())
+            let of_rung = || status.rungs.iter().find_map(|rung| rung.hold.clone());
+            status.hold.clone().or_else(of_rung)
         })
     })
 }

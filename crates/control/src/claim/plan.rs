@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use trellis_api::step::Step;
@@ -85,6 +85,21 @@ impl Note {
             warning: true,
             reason,
             message,
+        }
+    }
+}
+
+impl Note {
+    /// The same, told to a pod that uses the claim.
+    pub fn to_pod(&self, pod: &Pod) -> Note {
+        Note {
+            about: Place::within(
+                Object::Pod,
+                pod.namespace().unwrap_or_default(),
+                pod.name_any(),
+            ),
+            uid: pod.uid(),
+            ..self.clone()
         }
     }
 }

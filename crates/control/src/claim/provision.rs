@@ -145,6 +145,7 @@ fn make_volume(
         replicas: class.replicas,
         thick: class.thick,
         filesystem: (!is_block(claim)).then_some(class.filesystem),
+        online_growth: class.online_growth,
         growth: None,
     };
     let mut volume = Volume::new(&view.key, spec);

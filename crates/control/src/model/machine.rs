@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use serde_json::json;
-use trellis_api::kinds::Content;
+use trellis_api::kinds::{Content, FilesystemKind};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use crate::agent::machine::{
@@ -179,6 +179,26 @@ impl Machine for Model {
             }
         };
         serde_json::from_value(found).ok()
+    }
+
+    fn grow_idle(&self, backing: &Path, _: FilesystemKind) -> Result<(), Hold> {
+        let mut state = self.state();
+        refused(&state, Rung::Filesystem)?;
+        let name = name_of(backing);
+        let copy = state
+            .replicas
+            .get_mut(&name)
+            .ok_or_else(|| missing(&name))?;
+        copy.filesystem = copy.filesystem.map(|_| whole_units(copy.size));
+        if copy.device.is_some() {
+            let mistake = format!("{name} was grown as if it were idle while it was in use");
+            state.mistakes.push(mistake);
+        }
+        Ok(())
+    }
+
+    fn boot_id(&self) -> String {
+        "the only run".to_owned()
     }
 
     fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold> {

@@ -17,7 +17,8 @@ use trellis_api::{Bytes, Rung};
 
 use super::machine::Model;
 use super::store::{Event, KINDS, Store};
-use crate::agent::job::{Job, job};
+use crate::agent::job::{Job, Node, job};
+use crate::agent::machine::Machine;
 use crate::agent::reconcile::missing_finalizers;
 use crate::agent::report::{claim_write, early_writes, replica_writes, use_writes};
 use crate::agent::work::work;
@@ -341,6 +342,7 @@ impl Simulation {
                     world.note_volume(&change);
                 }
             }
+            Object::Pod => take(&world.pods, event),
             Object::Target => take(&world.targets, event),
             Object::Replica => {
                 for change in world.replicas.apply(typed(event)) {
@@ -472,7 +474,12 @@ impl Simulation {
         let Some(view) = self.looks.remove(key) else {
             return;
         };
-        let job: Job = job(&view, NODE, &|name| self.world.pools.get("", name));
+        let node = Node {
+            name: NODE.to_owned(),
+            boot_id: self.machine.boot_id(),
+            online_growth: true,
+        };
+        let job: Job = job(&view, &node, &|name| self.world.pools.get("", name));
         if job.replica.is_none() && job.uses.is_empty() && job.endings.is_empty() {
             return;
         }
@@ -491,7 +498,7 @@ impl Simulation {
             writes.extend(early_writes(&view, &job, &ladder, &at));
         }
         writes.extend(claim_write(&view, &job, &outcome, &at).map(|(write, _)| write));
-        writes.extend(use_writes(&view, &job, &outcome, &at));
+        writes.extend(use_writes(&view, &job, &outcome, &node.boot_id, &at));
         writes.extend(replica_writes(&view, &job, &outcome, &at));
         for write in &writes {
             self.store.apply(write);

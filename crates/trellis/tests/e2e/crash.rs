@@ -129,11 +129,52 @@ fn live_through(step: Step, filesystem: &str) {
 /// Lives through a death at every `count`-th step from the `first` on, so that several tests can share
 /// the steps and run at the same time.
 fn live_through_share(filesystem: &str, first: usize, count: usize) {
-    // This claim is mounted when it grows. `crates/node/tests/idle.rs` dies at the steps of an idle growth.
+    // This claim is mounted when it grows; an idle one has steps of its own.
     let steps = Step::ALL.iter().filter(|step| !step.is_of_idle_growth());
     for step in steps.skip(first).step_by(count) {
         println!("death at {} on {filesystem}", step.name());
         live_through(*step, filesystem);
+    }
+}
+
+/// A claim grows while nobody uses it, whatever dies on the way.
+fn live_through_idle(step: Step, filesystem: &str) {
+    println!("death at {} on an idle {filesystem}", step.name());
+    let service = Service::start_with(&[("TRELLIS_CRASH_AT", step.name())]);
+    let mut mortal = Mortal {
+        service,
+        died: false,
+    };
+    mortal.service.apply(&class("tested", filesystem));
+    mortal.service.claim("data", "tested", "320Mi");
+    let path = mortal.service.mount("data");
+    let sum = write_file(&path.join("file"), 4 << 20, 78);
+    mortal.service.trellis(&["umount", "data"]);
+    let grow = r#"{"spec":{"resources":{"requests":{"storage":"640Mi"}}}}"#;
+    mortal.until("the growth is asked for", |service| {
+        let asked = service.try_kubectl(&["patch", "pvc", "data", "-p", grow]);
+        asked.status.success().then_some(())
+    });
+    mortal.until("the claim has grown", |service| {
+        let size = &service.object("pvc", "data")["status"]["capacity"]["storage"];
+        (size == "640Mi").then_some(())
+    });
+    assert!(mortal.died, "nothing reaches the step {:?}", step.name());
+    assert!(mounts_below(&mortal.service.data()).is_empty());
+    assert!(loops_below(&mortal.service.data()).is_empty());
+    assert_clean(filesystem, &mortal.service.data_file("data"));
+    let path = mortal.service.mount("data");
+    assert_eq!(filesystem_mib(&path), 640);
+    assert_eq!(checksum(&path.join("file")), sum);
+}
+
+// Fails if a death during the growth of an idle filesystem loses data, leaks a mount or device, or never heals.
+#[test]
+fn a_death_at_any_step_of_an_idle_growth_heals() {
+    for filesystem in ["xfs", "btrfs"] {
+        for step in Step::ALL.iter().filter(|step| step.is_of_idle_growth()) {
+            live_through_idle(*step, filesystem);
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use crate::harness::{Service, assert_clean, checksum, class, filesystem_mib, write_file};
+use crate::harness::{
+    Service, assert_clean, checksum, class, filesystem_mib, loops_below, mounts_below, write_file,
+};
 
 fn grow_online(filesystem: &str) {
     let service = Service::start();
@@ -65,27 +67,36 @@ fn a_full_btrfs_grows() {
     grow_when_full("btrfs");
 }
 
-// Fails if the filesystem of a volume that nobody uses is reported as grown, or is not grown when mounted.
-#[test]
-fn an_idle_filesystem_is_reported_as_pending_and_grows_when_mounted() {
+fn grow_idle(filesystem: &str) {
     let service = Service::start();
-    service.claim("data", "", "320Mi");
+    service.apply(&class("tested", filesystem));
+    service.claim("data", "tested", "320Mi");
     let path = service.mount("data");
     let sum = write_file(&path.join("file"), 1 << 20, 13);
     service.trellis(&["umount", "data"]);
-    service.trellis(&["grow", "data", "640Mi"]);
-    service.wait("the claim says what it waits for", |service| {
-        let conditions = service.object("pvc", "data")["status"]["conditions"].to_string();
-        conditions.contains("FileSystemResizePending").then_some(())
-    });
-    assert_eq!(
-        service.object("pvc", "data")["status"]["capacity"]["storage"],
-        "320Mi"
-    );
-    let path = service.mount("data");
+    service.trellis(&["grow", "data", "640Mi", "--wait"]);
     service.wait_size("data", "640Mi");
-    assert!(filesystem_mib(&path) == 640);
+    assert_clean(filesystem, &service.data_file("data"));
+    assert!(mounts_below(&service.data()).is_empty());
+    assert!(loops_below(&service.data()).is_empty());
+    let path = service.mount("data");
+    assert!(
+        filesystem_mib(&path) == 640,
+        "it had grown before it was mounted"
+    );
     assert_eq!(checksum(&path.join("file")), sum);
+}
+
+// Fails if the xfs of a volume that nobody uses stays small, is damaged, or leaves a mount or device behind.
+#[test]
+fn an_idle_xfs_grows() {
+    grow_idle("xfs");
+}
+
+// Fails if the btrfs of a volume that nobody uses stays small, is damaged, or leaves a mount or device behind.
+#[test]
+fn an_idle_btrfs_grows() {
+    grow_idle("btrfs");
 }
 
 // Fails if a growth is not remembered with who, from, to and the time of each rung, or not after a crash.

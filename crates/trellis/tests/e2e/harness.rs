@@ -17,9 +17,30 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 pub struct Service {
     dir: TempDir,
     child: Option<Child>,
+    arguments: Vec<String>,
 }
 
 impl Service {
+    /// Starts a service in a new directory with additional arguments, which it keeps over restarts.
+    pub fn start_told(arguments: &[&str]) -> Service {
+        let mut service = Service::prepare();
+        service.arguments = arguments.iter().map(|each| (*each).to_owned()).collect();
+        service.up(&[]);
+        service
+    }
+
+    fn prepare() -> Service {
+        let dir = tempfile::Builder::new()
+            .prefix("trellis-e2e-")
+            .tempdir()
+            .unwrap();
+        Service {
+            dir,
+            child: None,
+            arguments: Vec::new(),
+        }
+    }
+
     /// Starts a service in a new directory.
     pub fn start() -> Service {
         Service::start_with(&[])
@@ -27,11 +48,7 @@ impl Service {
 
     /// Starts a service in a new directory with additional environment.
     pub fn start_with(environment: &[(&str, &str)]) -> Service {
-        let dir = tempfile::Builder::new()
-            .prefix("trellis-e2e-")
-            .tempdir()
-            .unwrap();
-        let mut service = Service { dir, child: None };
+        let mut service = Service::prepare();
         service.up(environment);
         service
     }
@@ -45,7 +62,8 @@ impl Service {
             .arg("--data")
             .arg(self.data())
             .arg("--node")
-            .arg("test-node");
+            .arg("test-node")
+            .args(&self.arguments);
         command
             .env_remove("KUBECONFIG")
             .envs(environment.iter().copied());

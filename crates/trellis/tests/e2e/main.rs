@@ -9,4 +9,5 @@ mod growth;
 mod harness;
 mod kubectl;
 mod lifecycle;
+mod manager;
 mod room;

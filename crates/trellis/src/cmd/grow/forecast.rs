@@ -196,32 +196,23 @@ fn online(kind: FilesystemKind, node: &str) -> String {
     }
 }
 
-/// Nobody uses the volume: a filesystem on it grows with the next mount, and one that is not made yet
-/// is made at the full size.
+/// Nobody uses the volume: a filesystem on it grows where it lies, unless it was not unmounted cleanly or
+/// records errors, which its node finds out then; one that is not made yet is made at the full size.
 fn idle(view: &View, kind: FilesystemKind, to: Bytes) -> Layer {
     let found = view
         .replicas
         .iter()
         .find_map(|each| each.status.as_ref()?.content.as_ref()?.size);
-    let (hold, note) = match found {
-        Some(size) => {
-            let message = format!(
-                "The volume is not mounted; its {} has {size} and grows with the next mount.",
-                kind.name()
-            );
-            (Some(Hold::new(HoldReason::NotMounted, message)), None)
-        }
-        None => (
-            None,
-            Some("made at the first mount, at the full size".to_owned()),
-        ),
+    let note = match found {
+        Some(_) => format!("{} grows although it is not mounted", kind.name()),
+        None => "made at the first mount, at the full size".to_owned(),
     };
     Layer {
         layer: "filesystem".to_owned(),
         from: found,
         to,
-        hold,
-        note,
+        hold: None,
+        note: Some(note),
     }
 }
 
@@ -259,13 +250,15 @@ mod tests {
         insta::assert_snapshot!(forecast.render(false));
     }
 
-    // Fails if an idle filesystem is foretold to grow by itself.
+    // Fails if an idle filesystem is foretold to wait for a mount.
     #[test]
-    fn an_idle_filesystem_would_wait_for_a_mount() {
+    fn an_idle_filesystem_would_grow_where_it_lies() {
         let forecast = judged(&samples::idle(), Bytes::gib(10), 4);
-        assert_eq!(
-            forecast.hold.map(|hold| hold.reason),
-            Some(HoldReason::NotMounted)
+        assert_eq!(forecast.hold, None);
+        assert!(
+            forecast
+                .render(false)
+                .contains("although it is not mounted")
         );
     }
 

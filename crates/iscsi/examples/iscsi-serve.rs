@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let file = args.next();
     let inline = args.next().is_some_and(|word| word == "inline");
 
-    let server = Server::bind(address, ServerConfig::default()).await?;
+    let server = Server::bind(address, ServerConfig::default())?;
     let target = Target::new(NAME, Access::default())?;
     let grow: Box<dyn Fn(u64) + Send + Sync> = match file {
         Some(path) => {

@@ -54,6 +54,8 @@ pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
 pub const WRITE_SAME_BLOCKS_MAX: u32 = 65_535;
 /// Blocks of one COMPARE AND WRITE. The field is one byte.
 pub const COMPARE_AND_WRITE_BLOCKS_MAX: u8 = 128;
+/// Times that ORWRITE is tried while others write to the same place.
+pub const OR_WRITE_TRIES: u32 = 16;
 /// Extents in the answer to one GET LBA STATUS.
 pub const LBA_STATUS_EXTENTS_MAX: usize = 1024;
 /// Bytes that VERIFY reads at a time.
@@ -71,6 +73,8 @@ pub const WRITE_SLICES_MAX: usize = 128;
 pub const ROUNDS_BEFORE_YIELD: u32 = 32;
 /// How long an orderly stop waits for initiators to log out.
 pub const LOGOUT_GRACE: Duration = Duration::from_secs(5);
+/// Connections that the system may hold before we have taken them.
+pub const LISTEN_BACKLOG: u32 = 4096;
 /// How long the last words to a peer may take to be written.
 pub const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Pause after the system had no resources for another connection.

@@ -18,6 +18,29 @@ pub fn chunks_len(chunks: &[Bytes]) -> usize {
     chunks.iter().map(Bytes::len).sum()
 }
 
+/// Where two lists differ first, as far as the shorter one goes.
+pub fn first_difference(a: &[Bytes], b: &[Bytes]) -> Option<u64> {
+    let (mut a, mut b) = (a.iter(), b.iter());
+    let (mut left, mut right): (&[u8], &[u8]) = (&[], &[]);
+    let mut at = 0;
+    loop {
+        while left.is_empty() {
+            left = a.next()?;
+        }
+        while right.is_empty() {
+            right = b.next()?;
+        }
+        let len = left.len().min(right.len());
+        let ((one, left_rest), (other, right_rest)) = (left.split_at(len), right.split_at(len));
+        if one != other {
+            let within = one.iter().zip(other).position(|(x, y)| x != y)?;
+            return Some(at + u64::try_from(within).ok()?);
+        }
+        at += u64::try_from(len).ok()?;
+        (left, right) = (left_rest, right_rest);
+    }
+}
+
 /// Why a volume could not do what was asked.
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 pub enum LunError {
@@ -148,4 +171,29 @@ pub trait Lun: Send + Sync + 'static {
 
     /// Which parts of a range have space, at most `extents_max` of them from its start.
     fn extents(&self, offset: u64, len: u64, extents_max: usize) -> Answer<Vec<Extent>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_compared_across_their_pieces() {
+        // Fails if pieces of different lengths make equal data differ, or a difference is misplaced.
+        let list = |pieces: &[&'static str]| -> Chunks {
+            pieces
+                .iter()
+                .map(|piece| Bytes::from_static(piece.as_bytes()))
+                .collect()
+        };
+        assert_eq!(
+            first_difference(&list(&["abc", "", "def"]), &list(&["ab", "cdef"])),
+            None
+        );
+        assert_eq!(
+            first_difference(&list(&["abc", "dxf"]), &list(&["ab", "cdef"])),
+            Some(4)
+        );
+        assert_eq!(first_difference(&list(&["abc"]), &list(&["ab"])), None);
+    }
 }

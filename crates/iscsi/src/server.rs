@@ -17,15 +17,15 @@ use std::time::Instant;
 use bytes::BytesMut;
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep, sleep_until, timeout};
 
 use crate::error::Disconnect;
 use crate::limits::{
-    ACCEPT_PAUSE, DATA_IN_BYTES_MAX, LAST_WORDS, LOGIN_SEGMENT_BYTES_MAX, LOGOUT_GRACE,
-    READ_CHUNK_BYTES, ROUNDS_BEFORE_YIELD, WRITE_SLICES_MAX,
+    ACCEPT_PAUSE, DATA_IN_BYTES_MAX, LAST_WORDS, LISTEN_BACKLOG, LOGIN_SEGMENT_BYTES_MAX,
+    LOGOUT_GRACE, READ_CHUNK_BYTES, ROUNDS_BEFORE_YIELD, WRITE_SLICES_MAX,
 };
 use crate::login::Chap;
 use crate::portal::{Portal, lock};
@@ -110,8 +110,8 @@ impl Server {
     ///
     /// # Errors
     /// The address cannot be listened on.
-    pub async fn bind(address: SocketAddr, config: ServerConfig) -> io::Result<Server> {
-        let listener = TcpListener::bind(address).await?;
+    pub fn bind(address: SocketAddr, config: ServerConfig) -> io::Result<Server> {
+        let listener = listen(address)?;
         let local = listener.local_addr()?;
         let portal = Portal::new(config.sessions_max, config.discovery_chap.clone());
         let connections: Arc<Mutex<Connections>> = Arc::default();
@@ -166,6 +166,18 @@ impl Drop for Server {
         self.accepting.abort();
         lock(&self.connections).tell_all(|| Signal::End);
     }
+}
+
+/// A long queue: a flood of connections must not make the system drop those of others.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(LISTEN_BACKLOG)
 }
 
 struct Acceptor {

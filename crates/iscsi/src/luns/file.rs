@@ -14,6 +14,7 @@ use rustix::io::{Errno, pread, pwritev};
 use super::identity_of;
 use crate::lun::{
     Answer, Chunks, Compared, Extent, Identity, Lun, LunError, LunResult, chunks_len,
+    first_difference,
 };
 
 /// Slices in one call.
@@ -230,14 +231,8 @@ impl Lun for FileLun {
             let _alone = inner.alone.write().unwrap_or_else(PoisonError::into_inner);
             let len = u32::try_from(chunks_len(&compare)).map_err(|_| LunError::OutOfRange)?;
             let found = inner.read(offset, len)?;
-            match found
-                .iter()
-                .zip(compare.iter().flatten())
-                .position(|(a, b)| a != b)
-            {
-                Some(at) => Ok(Compared::Differs {
-                    at: u64::try_from(at).unwrap_or(0),
-                }),
+            match first_difference(&[found], &compare) {
+                Some(at) => Ok(Compared::Differs { at }),
                 None => inner.write(offset, data, fua).map(|()| Compared::Written),
             }
         })

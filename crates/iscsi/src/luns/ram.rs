@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::identity_of;
-use crate::lun::{Answer, Chunks, Compared, Extent, Identity, Lun, LunError, chunks_len};
+use crate::lun::{
+    Answer, Chunks, Compared, Extent, Identity, Lun, LunError, chunks_len, first_difference,
+};
 use crate::portal::lock;
 
 const PAGE: u64 = 4096;
@@ -238,15 +240,8 @@ impl Lun for RamLun {
         }
         let mut tables = lock(&self.tables);
         let found = read(&tables, offset, len);
-        let differs = found
-            .iter()
-            .flatten()
-            .zip(compare.iter().flatten())
-            .position(|(a, b)| a != b);
-        match differs {
-            Some(at) => Answer::Now(Ok(Compared::Differs {
-                at: u64::try_from(at).unwrap_or(0),
-            })),
+        match first_difference(&found, &compare) {
+            Some(at) => Answer::Now(Ok(Compared::Differs { at })),
             None => {
                 write(&mut tables, offset, data);
                 Answer::Now(Ok(Compared::Written))

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use super::cdb::{Blocks, Check, Command};
-use super::{Outcome, Request, Sense, Started, gather};
+use super::{Outcome, Request, Sense, Started, gather, status};
 use crate::limits::{
-    COMPARE_AND_WRITE_BLOCKS_MAX, LBA_STATUS_EXTENTS_MAX, TRANSFER_BYTES_MAX,
+    COMPARE_AND_WRITE_BLOCKS_MAX, LBA_STATUS_EXTENTS_MAX, OR_WRITE_TRIES, TRANSFER_BYTES_MAX,
     UNMAP_DESCRIPTORS_MAX, VERIFY_BYTES_MAX, VERIFY_STEP_BYTES, WRITE_SAME_BLOCKS_MAX,
 };
 use crate::lun::{Answer, Chunks, Compared, Extent, Lun, chunks_len};
@@ -41,6 +41,7 @@ pub fn start(unit: &Arc<Unit>, size: u64, command: &Command, request: &Request) 
         } => place.write_same(range, unmap, no_data, data),
         Command::Unmap { .. } => place.unmap(&gather(data)),
         Command::CompareAndWrite { range, fua } => place.compare_and_write(range, data, fua),
+        Command::OrWrite { range, fua } => place.or_write(range, data, fua),
         Command::SynchronizeCache { range } => place.flush(range),
         Command::Prefetch { range } => place.in_range(range).map(|_| Outcome::good().into()),
         Command::LbaStatus { lba, alloc } => place.lba_status(lba, alloc),
@@ -312,6 +313,19 @@ impl Place<'_> {
         ))
     }
 
+    fn or_write(&self, range: Blocks, data: &Chunks, fua: bool) -> Begun {
+        let bytes = self.transfer(range)?;
+        let len = self.sent(bytes, data)?;
+        if len == 0 {
+            return Ok(Outcome::good().into());
+        }
+        let lun = Arc::clone(self.lun);
+        let ones = gather(data);
+        Ok(Started::Running(Box::pin(async move {
+            or_write(&*lun, bytes.offset, &ones, fua).await
+        })))
+    }
+
     fn flush(&self, range: Blocks) -> Begun {
         self.in_range(range)?;
         Ok(then(self.lun.flush(), written))
@@ -404,6 +418,40 @@ async fn verify(lun: &dyn Lun, bytes: Bytewise, expect: &Expect) -> Outcome {
         done += step;
     }
     Outcome::good()
+}
+
+/// Eight bytes at a time; both are whole blocks.
+fn set_bits(bytes: &mut [u8], ones: &[u8]) {
+    for (word, ones) in bytes
+        .as_chunks_mut::<8>()
+        .0
+        .iter_mut()
+        .zip(ones.as_chunks::<8>().0)
+    {
+        *word = (u64::from_ne_bytes(*word) | u64::from_ne_bytes(*ones)).to_ne_bytes();
+    }
+}
+
+/// Set bits, as one step to all others: the result is written only if nobody wrote in between.
+async fn or_write(lun: &dyn Lun, offset: u64, ones: &Bytes, fua: bool) -> Outcome {
+    let len = u32::try_from(ones.len()).unwrap_or(u32::MAX);
+    for _ in 0..OR_WRITE_TRIES {
+        let before = match lun.read(offset, len).await {
+            Ok(before) => gather(&before),
+            Err(error) => return Outcome::failed(error, false),
+        };
+        let mut after = BytesMut::from(&before[..]);
+        set_bits(&mut after, ones);
+        match lun
+            .compare_and_write(offset, vec![before], vec![after.freeze()], fua)
+            .await
+        {
+            Ok(Compared::Written) => return Outcome::good(),
+            Ok(Compared::Differs { .. }) => {}
+            Err(error) => return Outcome::failed(error, true),
+        }
+    }
+    Outcome::status(status::BUSY)
 }
 
 fn first_difference(found: &[u8], expected: &[u8]) -> Option<usize> {

@@ -116,6 +116,10 @@ pub enum Command {
         range: Blocks,
         fua: bool,
     },
+    OrWrite {
+        range: Blocks,
+        fua: bool,
+    },
     SynchronizeCache {
         range: Blocks,
     },
@@ -141,9 +145,9 @@ impl Command {
     pub fn data_out_bytes(&self, block_size: u32) -> u64 {
         let block = u64::from(block_size);
         match self {
-            Command::Write { range, .. } | Command::WriteVerify { range, .. } => {
-                range.count.saturating_mul(block)
-            }
+            Command::Write { range, .. }
+            | Command::WriteVerify { range, .. }
+            | Command::OrWrite { range, .. } => range.count.saturating_mul(block),
             Command::Verify {
                 range,
                 check: Check::Data,
@@ -169,6 +173,7 @@ impl Command {
             | Command::WriteSame { .. }
             | Command::Unmap { .. }
             | Command::CompareAndWrite { .. }
+            | Command::OrWrite { .. }
             | Command::SynchronizeCache { .. }
             | Command::ModeSelect { .. }
             | Command::PreventAllow { prevent: true } => Touch::Writes,
@@ -200,6 +205,7 @@ impl Command {
                 | Command::WriteSame { .. }
                 | Command::Unmap { .. }
                 | Command::CompareAndWrite { .. }
+                | Command::OrWrite { .. }
         )
     }
 
@@ -353,6 +359,10 @@ fn parse_block(cdb: &[u8; 16]) -> Result<Command, Sense> {
         0x2a | 0xaa | 0x8a => {
             unprotected(cdb)?;
             Command::Write { range, fua }
+        }
+        0x8b => {
+            unprotected(cdb)?;
+            Command::OrWrite { range, fua }
         }
         0x2e | 0xae | 0x8e => {
             unprotected(cdb)?;

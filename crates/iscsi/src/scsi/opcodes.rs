@@ -69,6 +69,9 @@ const ENTRIES: &[Entry] = &[
         0x8a, 0xf8, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, 0, 0x07,
     ]),
     plain(&[
+        0x8b, 0xf8, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, 0, 0x07,
+    ]),
+    plain(&[
         0x8e, 0xf6, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, FF, 0, 0x07,
     ]),
     plain(&[

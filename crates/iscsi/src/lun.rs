@@ -152,6 +152,7 @@ pub trait Lun: Send + Sync + 'static {
     fn read(&self, offset: u64, len: u32) -> Answer<Chunks>;
 
     /// Write the pieces one after the other from `offset` on. With `fua` they are durable when it answers.
+    /// A piece is a part of the buffer that it was received into: who keeps it for long should copy it.
     fn write(&self, offset: u64, data: Chunks, fua: bool) -> Answer<()>;
 
     /// Make a range read as zeros. With `deallocate` its space should be given back.

@@ -4,7 +4,7 @@ use trellis_engine::{coordinator, member};
 use trellis_sim::{Failure, Flaws, Options, run};
 
 /// How many histories the fixed set has.
-const FIXED: u64 = 600;
+const FIXED: u64 = 1500;
 
 /// How many of them a planted fault may take to be found.
 const PLANTED: u64 = 200;

@@ -1,0 +1,430 @@
+//! The fields of every message. A tag never changes its meaning; a new message gets a new tag.
+
+use bytes::Bytes;
+
+use super::PAYLOAD_BYTES_MAX;
+use super::cursor::{Cursor, Writer};
+use crate::proto::{
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, JoinTerms, Promise,
+    REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState, Request, SNAPSHOTS_MAX,
+    SnapshotRecord, Stale, View, Welcome,
+};
+
+/// Writes the fields behind `out` and returns the payload.
+pub(super) fn encode(envelope: &Envelope, out: &mut Vec<u8>) -> Bytes {
+    let mut to = Writer(out);
+    to.uuid(envelope.volume);
+    to.uuid(envelope.replica);
+    to.u64(envelope.promise.generation);
+    to.u64(envelope.promise.owner);
+    to.u64(envelope.size_version);
+    to.u64(envelope.index);
+    match &envelope.body {
+        Body::Request(request) => put_request(&mut to, request),
+        Body::Answer(answer) => put_answer(&mut to, answer),
+    }
+}
+
+/// Reads all fields, to the last byte.
+pub(super) fn decode(fields: &[u8], payload: Bytes) -> Option<Envelope> {
+    let mut from = Cursor(fields);
+    let mut payload = Some(payload);
+    let envelope = Envelope {
+        volume: from.uuid()?,
+        replica: from.uuid()?,
+        promise: promise(&mut from)?,
+        size_version: from.u64()?,
+        index: from.u64()?,
+        body: body(&mut from, &mut payload)?,
+    };
+    // A message without a payload leaves it, and then it must be empty.
+    let used_up = payload.is_none_or(|rest| rest.is_empty());
+    (from.0.is_empty() && used_up).then_some(envelope)
+}
+
+fn body(from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option<Body> {
+    let tag = from.u8()?;
+    if tag < 64 {
+        request(tag, from, payload).map(Body::Request)
+    } else {
+        answer(tag, from, payload).map(Body::Answer)
+    }
+}
+
+fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
+    match request {
+        Request::Hello => to.u8(0),
+        Request::Regions { from } => {
+            to.u8(1);
+            to.u32(from.0);
+        }
+        Request::Stale { regions } => {
+            to.u8(2);
+            to.list(regions, |to, region| to.u32(region.0));
+        }
+        Request::Restamp { regions } => {
+            to.u8(3);
+            to.list(regions, |to, region| to.u32(region.0));
+        }
+        Request::Join(terms) => {
+            to.u8(4);
+            to.key(terms.key);
+            to.u64(terms.size);
+            to.u64(terms.size_version);
+            put_view(to, &terms.view);
+            to.list(&terms.snapshots, put_snapshot);
+        }
+        Request::Resume => to.u8(5),
+        Request::Entry(entry) => {
+            to.u8(6);
+            to.key(entry.key);
+            return put_op(to, &entry.op);
+        }
+        Request::Read {
+            tag,
+            offset,
+            length,
+        } => {
+            to.u8(7);
+            to.u64(*tag);
+            to.u64(*offset);
+            to.u64(*length);
+        }
+        Request::RepairBegin { region } => {
+            to.u8(8);
+            to.u32(region.0);
+        }
+        Request::RepairData {
+            region,
+            stamp,
+            content,
+        } => {
+            to.u8(9);
+            to.u32(region.0);
+            to.u64(stamp.get());
+            return put_content(to, content);
+        }
+        Request::RepairDrop { region } => {
+            to.u8(10);
+            to.u32(region.0);
+        }
+    }
+    Bytes::new()
+}
+
+fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option<Request> {
+    Some(match tag {
+        0 => Request::Hello,
+        1 => Request::Regions {
+            from: from.region()?,
+        },
+        2 => Request::Stale {
+            regions: from.list(REGIONS_PER_PAGE_MAX, Cursor::region)?,
+        },
+        3 => Request::Restamp {
+            regions: from.list(REGIONS_PER_PAGE_MAX, Cursor::region)?,
+        },
+        4 => Request::Join(JoinTerms {
+            key: from.key()?,
+            size: from.u64()?,
+            size_version: from.u64()?,
+            view: view(from)?,
+            snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
+        }),
+        5 => Request::Resume,
+        6 => Request::Entry(Entry {
+            key: from.key()?,
+            op: op(from, payload)?,
+        }),
+        7 => Request::Read {
+            tag: from.u64()?,
+            offset: from.u64()?,
+            length: from.u64()?,
+        },
+        8 => Request::RepairBegin {
+            region: from.region()?,
+        },
+        9 => Request::RepairData {
+            region: from.region()?,
+            stamp: from.epoch()?,
+            content: content(from, payload)?,
+        },
+        10 => Request::RepairDrop {
+            region: from.region()?,
+        },
+        _ => return None,
+    })
+}
+
+fn put_op(to: &mut Writer<'_>, op: &EntryOp) -> Bytes {
+    match op {
+        EntryOp::Skip { region } => {
+            to.u8(0);
+            to.u32(region.0);
+        }
+        EntryOp::Write { offset, data } => {
+            to.u8(1);
+            to.u64(*offset);
+            return data.clone();
+        }
+        EntryOp::Zero { offset, length } => {
+            to.u8(2);
+            to.u64(*offset);
+            to.u64(*length);
+        }
+        EntryOp::Flush => to.u8(3),
+        EntryOp::Reserve { size } => {
+            to.u8(4);
+            to.u64(*size);
+        }
+        EntryOp::Raise { size, version } => {
+            to.u8(5);
+            to.u64(*size);
+            to.u64(*version);
+        }
+        EntryOp::Snapshot(record) => {
+            to.u8(6);
+            put_snapshot(to, record);
+        }
+        EntryOp::View(view) => {
+            to.u8(7);
+            put_view(to, view);
+        }
+    }
+    Bytes::new()
+}
+
+fn op(from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option<EntryOp> {
+    Some(match from.u8()? {
+        0 => EntryOp::Skip {
+            region: from.region()?,
+        },
+        1 => EntryOp::Write {
+            offset: from.u64()?,
+            data: payload.take()?,
+        },
+        2 => EntryOp::Zero {
+            offset: from.u64()?,
+            length: from.u64()?,
+        },
+        3 => EntryOp::Flush,
+        4 => EntryOp::Reserve { size: from.u64()? },
+        5 => EntryOp::Raise {
+            size: from.u64()?,
+            version: from.u64()?,
+        },
+        6 => EntryOp::Snapshot(snapshot(from)?),
+        7 => EntryOp::View(view(from)?),
+        _ => return None,
+    })
+}
+
+fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
+    match answer {
+        Answer::Welcome(welcome) => {
+            to.u8(64);
+            to.key(welcome.key);
+            to.flag(welcome.exact);
+            to.u64(welcome.size);
+            to.u64(welcome.size_version);
+            put_view(to, &welcome.view);
+            to.list(&welcome.snapshots, put_snapshot);
+        }
+        Answer::Refused { promise } => {
+            to.u8(65);
+            to.u64(promise.generation);
+            to.u64(promise.owner);
+        }
+        Answer::Regions { from, states } => {
+            to.u8(66);
+            to.u32(from.0);
+            to.list(states, put_state);
+        }
+        Answer::Joined => to.u8(67),
+        Answer::JoinNoSpace => to.u8(68),
+        Answer::Done { seq } => {
+            to.u8(69);
+            to.u64(*seq);
+        }
+        Answer::Flushed { seq } => {
+            to.u8(70);
+            to.u64(*seq);
+        }
+        Answer::Reserved { size, granted } => {
+            to.u8(71);
+            to.u64(*size);
+            to.flag(*granted);
+        }
+        Answer::Read { tag, result } => {
+            to.u8(72);
+            to.u64(*tag);
+            match result {
+                Ok(content) => {
+                    to.u8(0);
+                    return put_content(to, content);
+                }
+                Err(ReadFault::Medium) => to.u8(1),
+                Err(ReadFault::Stale) => to.u8(2),
+            }
+        }
+        Answer::RepairDone { region } => {
+            to.u8(73);
+            to.u32(region.0);
+        }
+    }
+    Bytes::new()
+}
+
+fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option<Answer> {
+    Some(match tag {
+        64 => Answer::Welcome(Welcome {
+            key: from.key()?,
+            exact: from.flag()?,
+            size: from.u64()?,
+            size_version: from.u64()?,
+            view: view(from)?,
+            snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
+        }),
+        65 => Answer::Refused {
+            promise: promise(from)?,
+        },
+        66 => Answer::Regions {
+            from: from.region()?,
+            states: from.list(REGIONS_PER_PAGE_MAX, state)?,
+        },
+        67 => Answer::Joined,
+        68 => Answer::JoinNoSpace,
+        69 => Answer::Done { seq: from.u64()? },
+        70 => Answer::Flushed { seq: from.u64()? },
+        71 => Answer::Reserved {
+            size: from.u64()?,
+            granted: from.flag()?,
+        },
+        72 => Answer::Read {
+            tag: from.u64()?,
+            result: match from.u8()? {
+                0 => Ok(content(from, payload)?),
+                1 => Err(ReadFault::Medium),
+                2 => Err(ReadFault::Stale),
+                _ => return None,
+            },
+        },
+        73 => Answer::RepairDone {
+            region: from.region()?,
+        },
+        _ => return None,
+    })
+}
+
+fn promise(from: &mut Cursor<'_>) -> Option<Promise> {
+    Some(Promise {
+        generation: from.u64()?,
+        owner: from.u64()?,
+    })
+}
+
+fn put_state(to: &mut Writer<'_>, state: &RegionState) {
+    to.u64(state.stamp.get());
+    match state.stale {
+        None => to.u8(0),
+        Some(stale) => {
+            to.u8(if stale.mixed { 2 } else { 1 });
+            to.key(stale.key);
+        }
+    }
+}
+
+fn state(from: &mut Cursor<'_>) -> Option<RegionState> {
+    let stamp = from.epoch()?;
+    let stale = match from.u8()? {
+        0 => None,
+        mark @ (1 | 2) => Some(Stale {
+            key: from.key()?,
+            mixed: mark == 2,
+        }),
+        _ => return None,
+    };
+    Some(RegionState { stamp, stale })
+}
+
+fn put_snapshot(to: &mut Writer<'_>, record: &SnapshotRecord) {
+    to.uuid(record.id);
+    to.u64(record.size);
+    to.key(record.at);
+}
+
+fn snapshot(from: &mut Cursor<'_>) -> Option<SnapshotRecord> {
+    Some(SnapshotRecord {
+        id: from.uuid()?,
+        size: from.u64()?,
+        at: from.key()?,
+    })
+}
+
+fn put_config(to: &mut Writer<'_>, config: &Config) {
+    // A sound consistency factor is at most 5. What is not sound is refused by whoever reads it.
+    to.u8(u8::try_from(config.consistency).unwrap_or(u8::MAX));
+    let members: Vec<_> = config.members.iter().copied().collect();
+    to.list(&members, |to, id| to.uuid(*id));
+}
+
+fn config(from: &mut Cursor<'_>) -> Option<Config> {
+    let consistency = usize::from(from.u8()?);
+    let members = from.list(REPLICAS_PER_VOLUME_MAX, Cursor::uuid)?;
+    let config = Config {
+        members: members.into_iter().collect(),
+        consistency,
+    };
+    config.is_sound().then_some(config)
+}
+
+fn put_view(to: &mut Writer<'_>, view: &View) {
+    to.u64(view.version);
+    put_config(to, &view.current);
+    to.flag(view.next.is_some());
+    if let Some(next) = &view.next {
+        put_config(to, next);
+    }
+}
+
+fn view(from: &mut Cursor<'_>) -> Option<View> {
+    let version = from.u64()?;
+    let current = config(from)?;
+    let next = if from.flag()? {
+        Some(config(from)?)
+    } else {
+        None
+    };
+    Some(View {
+        version,
+        current,
+        next,
+    })
+}
+
+fn put_content(to: &mut Writer<'_>, content: &Content) -> Bytes {
+    match content {
+        Content::Data(data) => {
+            to.u8(0);
+            data.clone()
+        }
+        Content::Zeros(length) => {
+            to.u8(1);
+            to.u64(*length);
+            Bytes::new()
+        }
+    }
+}
+
+fn content(from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option<Content> {
+    match from.u8()? {
+        0 => payload.take().map(Content::Data),
+        1 => {
+            // Whoever asked may make them real, so they are as bounded as bytes are.
+            let length = from.u64()?;
+            let bounded = usize::try_from(length).is_ok_and(|length| length <= PAYLOAD_BYTES_MAX);
+            bounded.then_some(Content::Zeros(length))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,155 @@
+//! The bytes of a message: a fixed header, the fields, and the payload as it is.
+//!
+//! ```text
+//!   0  magic "TRLW"     4  version u16    6  kind u16 (0)
+//!   8  fields u32      12  payload u32   16  CRC32C u32 of everything else in the frame
+//!  20  fields: identity (64 bytes), tag of the message, what belongs to it
+//!   …  payload: the bytes of a write, of a read or of a repair, never copied
+//! ```
+//!
+//! All numbers are little-endian. A frame is read in two steps: the header says how long the rest is,
+//! and is refused if that is too long, before anything is allocated; then the rest. Nothing that a
+//! peer sends panics, and a decoded list is never longer than the bytes that it came in.
+
+mod cursor;
+mod fields;
+
+use bytes::Bytes;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::proto::Envelope;
+
+/// The length of a header.
+pub const HEADER_BYTES: usize = 20;
+
+/// The most bytes of fields: a full page of regions, and room.
+pub const FIELDS_BYTES_MAX: usize = 160 << 10;
+
+/// The most bytes of payload: a region.
+pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
+
+const MAGIC: [u8; 4] = *b"TRLW";
+const VERSION: u16 = 1;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 4],
+    version: U16,
+    kind: U16,
+    fields: U32,
+    payload: U32,
+    checksum: U32,
+}
+
+const _: () = assert!(size_of::<Header>() == HEADER_BYTES);
+
+/// Why bytes are not a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// They do not begin like one.
+    #[error("the peer does not speak this protocol")]
+    Magic,
+    /// They are of a later protocol.
+    #[error("the peer speaks version {version} of the protocol, which is unknown here")]
+    Version {
+        /// The version.
+        version: u16,
+    },
+    /// It would be larger than a message may be.
+    #[error("the message is longer than a message may be")]
+    TooLong,
+    /// There are fewer or more bytes than the header says.
+    #[error("the message does not have the length that it says")]
+    Length,
+    /// They have changed on the way.
+    #[error("the checksum of the message is wrong")]
+    Checksum,
+    /// They are whole, and say something that cannot be.
+    #[error("the message says something that cannot be")]
+    Nonsense,
+}
+
+/// A message as bytes: the head, and the payload that follows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Header and fields.
+    pub head: Bytes,
+    /// The payload, which shares the memory of the message.
+    pub payload: Bytes,
+}
+
+fn length(bytes: usize) -> Result<U32, WireError> {
+    u32::try_from(bytes)
+        .map(U32::new)
+        .map_err(|_| WireError::TooLong)
+}
+
+fn checksum(mut header: Header, fields: &[u8], payload: &[u8]) -> u32 {
+    header.checksum = U32::ZERO;
+    let head = crc32c::crc32c(header.as_bytes());
+    crc32c::crc32c_append(crc32c::crc32c_append(head, fields), payload)
+}
+
+/// The bytes of a message.
+pub fn encode(envelope: &Envelope) -> Result<Frame, WireError> {
+    let mut head = vec![0; HEADER_BYTES];
+    let payload = fields::encode(envelope, &mut head);
+    let fields = &head[HEADER_BYTES..];
+    if fields.len() > FIELDS_BYTES_MAX || payload.len() > PAYLOAD_BYTES_MAX {
+        return Err(WireError::TooLong);
+    }
+    let mut header = Header {
+        magic: MAGIC,
+        version: U16::new(VERSION),
+        kind: U16::ZERO,
+        fields: length(fields.len())?,
+        payload: length(payload.len())?,
+        checksum: U32::ZERO,
+    };
+    header.checksum = U32::new(checksum(header, fields, &payload));
+    head[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+    Ok(Frame {
+        head: Bytes::from(head),
+        payload,
+    })
+}
+
+fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<(Header, usize, usize), WireError> {
+    let header: Header = zerocopy::transmute!(*bytes);
+    if header.magic != MAGIC {
+        return Err(WireError::Magic);
+    }
+    let version = header.version.get();
+    if version != VERSION {
+        return Err(WireError::Version { version });
+    }
+    let length = |value: U32| usize::try_from(value.get()).unwrap_or(usize::MAX);
+    let (fields, payload) = (length(header.fields), length(header.payload));
+    if fields > FIELDS_BYTES_MAX || payload > PAYLOAD_BYTES_MAX {
+        return Err(WireError::TooLong);
+    }
+    Ok((header, fields, payload))
+}
+
+/// How many bytes follow this header: never more than the two limits together.
+pub fn body_length(header: &[u8; HEADER_BYTES]) -> Result<usize, WireError> {
+    parse(header).map(|(_, fields, payload)| fields + payload)
+}
+
+/// The message that these bytes are. Its payload shares their memory.
+pub fn decode(header: &[u8; HEADER_BYTES], body: &Bytes) -> Result<Envelope, WireError> {
+    let (header, fields, payload) = parse(header)?;
+    if body.len() != fields + payload {
+        return Err(WireError::Length);
+    }
+    let payload = body.slice(fields..);
+    if checksum(header, &body[..fields], &payload) != header.checksum.get() {
+        return Err(WireError::Checksum);
+    }
+    if header.kind.get() != 0 {
+        return Err(WireError::Nonsense);
+    }
+    fields::decode(&body[..fields], payload).ok_or(WireError::Nonsense)
+}

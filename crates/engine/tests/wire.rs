@@ -1,0 +1,329 @@
+//! The bytes of messages: what goes out comes back, and what a stranger sends does no harm.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use trellis_engine::proto::{
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, JoinTerms, Key, Promise,
+    ReadFault, Region, RegionState, Request, SnapshotRecord, Stale, View, Welcome,
+};
+use trellis_engine::wire::{
+    FIELDS_BYTES_MAX, HEADER_BYTES, PAYLOAD_BYTES_MAX, WireError, body_length, decode, encode,
+};
+use uuid::Uuid;
+
+/// Reads a message as a driver does: the header first, then as much as it says.
+fn read(bytes: &[u8]) -> Result<Envelope, WireError> {
+    let header: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or(WireError::Length)?;
+    let length = body_length(header)?;
+    assert!(length <= FIELDS_BYTES_MAX + PAYLOAD_BYTES_MAX);
+    decode(header, &Bytes::copy_from_slice(&bytes[HEADER_BYTES..]))
+}
+
+fn bytes_of(envelope: &Envelope) -> Vec<u8> {
+    let frame = encode(envelope).unwrap();
+    [frame.head, frame.payload].concat()
+}
+
+fn keys() -> impl Strategy<Value = Key> {
+    (any::<u64>(), any::<u64>()).prop_map(|(epoch, seq)| Key {
+        epoch: Epoch::from_raw(epoch),
+        seq,
+    })
+}
+
+fn regions() -> impl Strategy<Value = Region> {
+    any::<u32>().prop_map(Region)
+}
+
+fn uuids() -> impl Strategy<Value = Uuid> {
+    any::<u128>().prop_map(Uuid::from_u128)
+}
+
+fn configs() -> impl Strategy<Value = Config> {
+    (prop::collection::btree_set(uuids(), 1..=5), any::<usize>()).prop_map(|(members, any)| {
+        let consistency = 1 + any % members.len();
+        Config {
+            members,
+            consistency,
+        }
+    })
+}
+
+fn views() -> impl Strategy<Value = View> {
+    (any::<u64>(), configs(), prop::option::of(configs())).prop_map(|(version, current, next)| {
+        View {
+            version,
+            current,
+            next,
+        }
+    })
+}
+
+fn snapshots() -> impl Strategy<Value = SnapshotRecord> {
+    (uuids(), any::<u64>(), keys()).prop_map(|(id, size, at)| SnapshotRecord { id, size, at })
+}
+
+fn payloads() -> impl Strategy<Value = Bytes> {
+    prop::collection::vec(any::<u8>(), 0..2000).prop_map(Bytes::from)
+}
+
+fn contents() -> impl Strategy<Value = Content> {
+    prop_oneof![
+        payloads().prop_map(Content::Data),
+        (0..=1u64 << 20).prop_map(Content::Zeros),
+    ]
+}
+
+fn ops() -> impl Strategy<Value = EntryOp> {
+    prop_oneof![
+        regions().prop_map(|region| EntryOp::Skip { region }),
+        (any::<u64>(), payloads()).prop_map(|(offset, data)| EntryOp::Write { offset, data }),
+        any::<(u64, u64)>().prop_map(|(offset, length)| EntryOp::Zero { offset, length }),
+        Just(EntryOp::Flush),
+        any::<u64>().prop_map(|size| EntryOp::Reserve { size }),
+        any::<(u64, u64)>().prop_map(|(size, version)| EntryOp::Raise { size, version }),
+        snapshots().prop_map(EntryOp::Snapshot),
+        views().prop_map(EntryOp::View),
+    ]
+}
+
+fn requests() -> impl Strategy<Value = Request> {
+    let lists = || prop::collection::vec(regions(), 0..50);
+    let joins = (
+        keys(),
+        any::<(u64, u64)>(),
+        views(),
+        prop::collection::vec(snapshots(), 0..8),
+    );
+    prop_oneof![
+        Just(Request::Hello),
+        Just(Request::Resume),
+        regions().prop_map(|from| Request::Regions { from }),
+        lists().prop_map(|regions| Request::Stale { regions }),
+        lists().prop_map(|regions| Request::Restamp { regions }),
+        joins.prop_map(
+            |(key, (size, size_version), view, snapshots)| Request::Join(JoinTerms {
+                key,
+                size,
+                size_version,
+                view,
+                snapshots,
+            })
+        ),
+        (keys(), ops()).prop_map(|(key, op)| Request::Entry(Entry { key, op })),
+        any::<(u64, u64, u64)>().prop_map(|(tag, offset, length)| Request::Read {
+            tag,
+            offset,
+            length
+        }),
+        regions().prop_map(|region| Request::RepairBegin { region }),
+        regions().prop_map(|region| Request::RepairDrop { region }),
+        (regions(), any::<u64>(), contents()).prop_map(|(region, stamp, content)| {
+            Request::RepairData {
+                region,
+                stamp: Epoch::from_raw(stamp),
+                content,
+            }
+        }),
+    ]
+}
+
+fn states() -> impl Strategy<Value = RegionState> {
+    let stales = (keys(), any::<bool>()).prop_map(|(key, mixed)| Stale { key, mixed });
+    (any::<u64>(), prop::option::of(stales)).prop_map(|(stamp, stale)| RegionState {
+        stamp: Epoch::from_raw(stamp),
+        stale,
+    })
+}
+
+fn answers() -> impl Strategy<Value = Answer> {
+    let welcomes = (
+        keys(),
+        any::<(bool, u64, u64)>(),
+        views(),
+        prop::collection::vec(snapshots(), 0..8),
+    );
+    let results = prop_oneof![
+        contents().prop_map(Ok),
+        Just(Err(ReadFault::Medium)),
+        Just(Err(ReadFault::Stale)),
+    ];
+    prop_oneof![
+        welcomes.prop_map(|(key, (exact, size, size_version), view, snapshots)| {
+            Answer::Welcome(Welcome {
+                key,
+                exact,
+                size,
+                size_version,
+                view,
+                snapshots,
+            })
+        }),
+        any::<(u64, u64)>().prop_map(|(generation, owner)| Answer::Refused {
+            promise: Promise { generation, owner }
+        }),
+        (regions(), prop::collection::vec(states(), 0..50))
+            .prop_map(|(from, states)| Answer::Regions { from, states }),
+        Just(Answer::Joined),
+        Just(Answer::JoinNoSpace),
+        any::<u64>().prop_map(|seq| Answer::Done { seq }),
+        any::<u64>().prop_map(|seq| Answer::Flushed { seq }),
+        any::<(u64, bool)>().prop_map(|(size, granted)| Answer::Reserved { size, granted }),
+        (any::<u64>(), results).prop_map(|(tag, result)| Answer::Read { tag, result }),
+        regions().prop_map(|region| Answer::RepairDone { region }),
+    ]
+}
+
+fn envelopes() -> impl Strategy<Value = Envelope> {
+    let bodies = prop_oneof![
+        requests().prop_map(Body::Request),
+        answers().prop_map(Body::Answer)
+    ];
+    (uuids(), uuids(), any::<(u64, u64, u64, u64)>(), bodies).prop_map(
+        |(volume, replica, (generation, owner, size_version, index), body)| Envelope {
+            volume,
+            replica,
+            promise: Promise { generation, owner },
+            size_version,
+            index,
+            body,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_goes_out_comes_back(envelope in envelopes()) {
+        // Fails if a field of any message is forgotten, cut or put in another place.
+        prop_assert_eq!(read(&bytes_of(&envelope)).unwrap(), envelope);
+    }
+
+    #[test]
+    fn a_changed_byte_is_noticed(envelope in envelopes(), at in any::<usize>(), flip in 1u8..) {
+        // Fails if some byte of a frame is outside the checksum.
+        let mut bytes = bytes_of(&envelope);
+        let at = at % bytes.len();
+        bytes[at] ^= flip;
+        prop_assert!(read(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_cut_or_padded_frame_is_noticed(envelope in envelopes(), cut in 1usize..200) {
+        // Fails if a message is taken from bytes that are not all of it.
+        let mut bytes = bytes_of(&envelope);
+        let short = bytes.len().saturating_sub(cut);
+        prop_assert!(read(&bytes[..short]).is_err());
+        bytes.push(0);
+        prop_assert_eq!(read(&bytes), Err(WireError::Length));
+    }
+
+    #[test]
+    fn whole_nonsense_is_refused_or_is_a_message(fields in prop::collection::vec(any::<u8>(), 0..400)) {
+        // Fails if fields that a stranger chose, with a right checksum, panic or mean two things.
+        let mut bytes = bytes_of(&hello());
+        bytes.truncate(HEADER_BYTES + 64);
+        bytes.extend(&fields);
+        seal(&mut bytes);
+        if let Ok(envelope) = read(&bytes) {
+            prop_assert_eq!(bytes_of(&envelope), bytes);
+        }
+    }
+
+    #[test]
+    fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        // Fails if noise is taken for a message.
+        prop_assert!(read(&bytes).is_err());
+    }
+}
+
+fn hello() -> Envelope {
+    Envelope {
+        volume: Uuid::from_u128(1),
+        replica: Uuid::from_u128(2),
+        promise: Promise::default(),
+        size_version: 1,
+        index: 0,
+        body: Body::Request(Request::Hello),
+    }
+}
+
+/// Gives a frame without payload the right length and checksum.
+fn seal(bytes: &mut [u8]) {
+    let fields = u32::try_from(bytes.len() - HEADER_BYTES).unwrap();
+    bytes[8..12].copy_from_slice(&fields.to_le_bytes());
+    bytes[12..20].fill(0);
+    let checksum = crc32c::crc32c(bytes);
+    bytes[16..20].copy_from_slice(&checksum.to_le_bytes());
+}
+
+#[test]
+fn the_corpus_is_understood_or_refused_as_it_always_was() {
+    // Fails if the format changes, which would part old peers from new ones.
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/wire");
+    let mut seen = 0;
+    for file in fs::read_dir(corpus).unwrap() {
+        let path = file.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let bytes = fs::read(&path).unwrap();
+        match read(&bytes) {
+            Ok(envelope) => {
+                assert!(name.starts_with("good-"), "{name} was taken for a message");
+                assert_eq!(
+                    bytes_of(&envelope),
+                    bytes,
+                    "{name} came back as other bytes"
+                );
+            }
+            Err(error) => assert!(name.starts_with("bad-"), "{name}: {error}"),
+        }
+        seen += 1;
+    }
+    assert!(seen >= 26, "the corpus has only {seen} files");
+}
+
+#[test]
+fn a_payload_is_not_copied() {
+    // Fails if the bytes of a write are copied on their way to the wire or from it.
+    let data = Bytes::from(vec![7; 4096]);
+    let envelope = Envelope {
+        body: Body::Request(Request::Entry(Entry {
+            key: Key::FRESH,
+            op: EntryOp::Write {
+                offset: 0,
+                data: data.clone(),
+            },
+        })),
+        ..hello()
+    };
+    let frame = encode(&envelope).unwrap();
+    assert_eq!(frame.payload.as_ptr(), data.as_ptr());
+    let header = *frame.head.first_chunk().unwrap();
+    let body = Bytes::from([&frame.head[HEADER_BYTES..], &frame.payload].concat());
+    let Body::Request(Request::Entry(entry)) = decode(&header, &body).unwrap().body else {
+        panic!("another message came back");
+    };
+    let EntryOp::Write { data, .. } = entry.op else {
+        panic!("another entry came back");
+    };
+    assert!(body.as_ptr_range().contains(&data.as_ptr()));
+}
+
+#[test]
+fn a_message_that_is_too_long_is_not_sent() {
+    // Fails if a frame goes out that the other side must refuse.
+    let data = Bytes::from(vec![0; PAYLOAD_BYTES_MAX + 1]);
+    let envelope = Envelope {
+        body: Body::Answer(Answer::Read {
+            tag: 1,
+            result: Ok(Content::Data(data)),
+        }),
+        ..hello()
+    };
+    assert_eq!(encode(&envelope), Err(WireError::TooLong));
+}

@@ -197,6 +197,12 @@ impl Coordinator {
         for index in 0..regions {
             self.stamps[index] = choose(&reports, index, self.epoch, &mut terms);
         }
+        // What a predecessor acknowledged may be in caches only. The first flush answers for it too, so
+        // it needs CF holders of every region, each of which synced when it joined or was repaired.
+        self.unflushed = (0..regions)
+            .filter(|index| self.stamps[*index] != Epoch::NEVER)
+            .map(|index| (region_at(index), 0))
+            .collect();
         self.phase = Phase::Installing;
         for ((replica, _), terms) in reports.iter().zip(terms) {
             self.join(*replica, terms, out);

@@ -208,6 +208,18 @@ pub enum Error {
         version: u32,
     },
 
+    /// Neither copy of a replica's meta data can be used.
+    #[error(
+        "neither {} nor {} holds the meta data of its replica; restore one of them, or replace this \
+         replica (nothing was changed)", .path_a.display(), .path_b.display()
+    )]
+    MetaBad {
+        /// The first copy.
+        path_a: PathBuf,
+        /// The second copy.
+        path_b: PathBuf,
+    },
+
     /// The data file is gone.
     #[error("data file {} is gone; restore it, or repair this replica from another one", .path.display())]
     DataAbsent {

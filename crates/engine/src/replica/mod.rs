@@ -6,6 +6,7 @@
 //! POOL/replicas/NAME/superblock.a    4 KiB: identity, size, sequence, CRC32C
 //! POOL/replicas/NAME/superblock.b    4 KiB: the same, or one size older
 //! POOL/replicas/NAME/data            the bytes: a plain sparse file
+//! POOL/replicas/NAME/meta.*          of a replicated volume: promise, keys, stamps (module `meta`)
 //! POOL/replicas/.making-NAME/        a creation that has not been published
 //! POOL/replicas/.removing-NAME/      a removal that has not been finished
 //! ```
@@ -87,6 +88,7 @@
 mod check;
 mod dir;
 mod id;
+mod meta;
 mod name;
 mod pair;
 mod pool;
@@ -101,6 +103,7 @@ use uuid::Uuid;
 use crate::{Error, Result};
 
 pub use check::{Finding, Report, Severity, check};
+pub use meta::MetaStore;
 pub use name::NAME_LENGTH_MAX;
 pub use pool::{Pool, PoolCapacity};
 pub use store::{Measure, Replica};

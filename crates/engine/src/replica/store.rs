@@ -28,7 +28,7 @@ pub struct Replica {
 pub(super) struct Shared {
     name: String,
     identity: Identity,
-    dir: Dir,
+    pub(super) dir: Dir,
     data: File,
     data_path: PathBuf,
     state: Mutex<State>,

@@ -316,7 +316,7 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
     })
 }
 
-fn promise(from: &mut Cursor<'_>) -> Option<Promise> {
+pub(super) fn promise(from: &mut Cursor<'_>) -> Option<Promise> {
     Some(Promise {
         generation: from.u64()?,
         owner: from.u64()?,
@@ -347,13 +347,13 @@ fn state(from: &mut Cursor<'_>) -> Option<RegionState> {
     Some(RegionState { stamp, stale })
 }
 
-fn put_snapshot(to: &mut Writer<'_>, record: &SnapshotRecord) {
+pub(super) fn put_snapshot(to: &mut Writer<'_>, record: &SnapshotRecord) {
     to.uuid(record.id);
     to.u64(record.size);
     to.key(record.at);
 }
 
-fn snapshot(from: &mut Cursor<'_>) -> Option<SnapshotRecord> {
+pub(super) fn snapshot(from: &mut Cursor<'_>) -> Option<SnapshotRecord> {
     Some(SnapshotRecord {
         id: from.uuid()?,
         size: from.u64()?,
@@ -378,7 +378,7 @@ fn config(from: &mut Cursor<'_>) -> Option<Config> {
     config.is_sound().then_some(config)
 }
 
-fn put_view(to: &mut Writer<'_>, view: &View) {
+pub(super) fn put_view(to: &mut Writer<'_>, view: &View) {
     to.u64(view.version);
     put_config(to, &view.current);
     to.flag(view.next.is_some());
@@ -387,7 +387,7 @@ fn put_view(to: &mut Writer<'_>, view: &View) {
     }
 }
 
-fn view(from: &mut Cursor<'_>) -> Option<View> {
+pub(super) fn view(from: &mut Cursor<'_>) -> Option<View> {
     let version = from.u64()?;
     let current = config(from)?;
     let next = if from.flag()? {

@@ -13,6 +13,7 @@
 
 mod cursor;
 mod fields;
+pub(crate) mod stored;
 
 use bytes::Bytes;
 use zerocopy::little_endian::{U16, U32};

@@ -1,0 +1,131 @@
+//! Meta data and their changes as bytes, for the disk.
+
+use super::cursor::{Cursor, Writer};
+use super::fields::{promise, put_snapshot, put_view, snapshot, view};
+use crate::proto::{Meta, MetaChange, Region, SNAPSHOTS_MAX, Stale};
+
+/// The most regions of a volume: 1 PiB in regions of 1 MiB.
+const REGIONS_MAX: usize = 1 << 30;
+
+pub(crate) fn put_meta(meta: &Meta) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut to = Writer(&mut bytes);
+    to.u64(meta.promise.generation);
+    to.u64(meta.promise.owner);
+    to.key(meta.durable);
+    to.u64(meta.size);
+    to.u64(meta.size_version);
+    put_view(&mut to, &meta.view);
+    let snapshots: Vec<_> = meta.snapshots.values().copied().collect();
+    to.list(&snapshots, put_snapshot);
+    to.list(&meta.stamps, |to, stamp| to.u64(stamp.get()));
+    let stale: Vec<_> = meta.stale.iter().collect();
+    to.list(&stale, |to, (region, stale)| {
+        put_stale(to, **region, Some(**stale));
+    });
+    bytes
+}
+
+pub(crate) fn meta(bytes: &[u8]) -> Option<Meta> {
+    let mut from = Cursor(bytes);
+    let meta = Meta {
+        promise: promise(&mut from)?,
+        durable: from.key()?,
+        size: from.u64()?,
+        size_version: from.u64()?,
+        view: view(&mut from)?,
+        snapshots: from
+            .list(SNAPSHOTS_MAX, snapshot)?
+            .into_iter()
+            .map(|record| (record.id, record))
+            .collect(),
+        stamps: from.list(REGIONS_MAX, Cursor::epoch)?,
+        stale: from
+            .list(REGIONS_MAX, stale)?
+            .into_iter()
+            .filter_map(|(region, stale)| Some((region, stale?)))
+            .collect(),
+    };
+    from.0.is_empty().then_some(meta)
+}
+
+pub(crate) fn put_change(change: &MetaChange) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut to = Writer(&mut bytes);
+    to.flag(change.promise.is_some());
+    if let Some(promise) = change.promise {
+        to.u64(promise.generation);
+        to.u64(promise.owner);
+    }
+    to.flag(change.durable.is_some());
+    if let Some(key) = change.durable {
+        to.key(key);
+    }
+    to.flag(change.size.is_some());
+    if let Some((size, version)) = change.size {
+        to.u64(size);
+        to.u64(version);
+    }
+    to.flag(change.view.is_some());
+    if let Some(view) = &change.view {
+        put_view(&mut to, view);
+    }
+    to.list(&change.snapshots, put_snapshot);
+    to.list(&change.stamps, |to, (region, stamp)| {
+        to.u32(region.0);
+        to.u64(stamp.get());
+    });
+    to.list(&change.stale, |to, (region, stale)| {
+        put_stale(to, *region, *stale);
+    });
+    bytes
+}
+
+pub(crate) fn change(bytes: &[u8]) -> Option<MetaChange> {
+    let mut from = Cursor(bytes);
+    let change = MetaChange {
+        promise: optional(&mut from, promise)?,
+        durable: optional(&mut from, Cursor::key)?,
+        size: optional(&mut from, |from| Some((from.u64()?, from.u64()?)))?,
+        view: optional(&mut from, view)?,
+        snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
+        stamps: from.list(REGIONS_MAX, |from| Some((from.region()?, from.epoch()?)))?,
+        stale: from.list(REGIONS_MAX, stale)?,
+    };
+    from.0.is_empty().then_some(change)
+}
+
+fn optional<'a, T>(
+    from: &mut Cursor<'a>,
+    read: impl FnOnce(&mut Cursor<'a>) -> Option<T>,
+) -> Option<Option<T>> {
+    if from.flag()? {
+        read(from).map(Some)
+    } else {
+        Some(None)
+    }
+}
+
+fn put_stale(to: &mut Writer<'_>, region: Region, stale: Option<Stale>) {
+    to.u32(region.0);
+    match stale {
+        None => to.u8(0),
+        Some(stale) => {
+            to.u8(if stale.mixed { 2 } else { 1 });
+            to.key(stale.key);
+        }
+    }
+}
+
+fn stale(from: &mut Cursor<'_>) -> Option<(Region, Option<Stale>)> {
+    let region = from.region()?;
+    let stale = match from.u8()? {
+        0 => None,
+        mark @ (1 | 2) => Some(Stale {
+            key: from.key()?,
+            mixed: mark == 2,
+        }),
+        _ => return None,
+    };
+    Some((region, stale))
+}

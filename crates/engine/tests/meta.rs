@@ -1,0 +1,224 @@
+//! The meta data of a replica: whatever a power loss leaves of the last change, all earlier ones count.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::path::PathBuf;
+
+use common::*;
+use proptest::prelude::*;
+use trellis_engine::Error;
+use trellis_engine::proto::{
+    Config, Epoch, Geometry, Key, MetaChange, Promise, Region, SnapshotRecord, Stale, View,
+};
+use trellis_engine::replica::{MetaStore, Pool, Provisioning::*, Replica};
+use uuid::Uuid;
+
+const GEOMETRY: Geometry = Geometry {
+    block_bytes: 4096,
+    region_bytes: 8192,
+};
+
+fn view() -> View {
+    View::first(Config::majority([Uuid::from_u128(1)].into()))
+}
+
+struct Home {
+    dir: tempfile::TempDir,
+    _pool: Pool,
+    replica: Replica,
+}
+
+impl Home {
+    fn new() -> Home {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Pool::open(dir.path()).unwrap();
+        let replica = pool.create(NAME, identity(1), blocks(8), Thin).unwrap();
+        Home {
+            dir,
+            _pool: pool,
+            replica,
+        }
+    }
+
+    fn open(&self) -> MetaStore {
+        MetaStore::open(&self.replica, GEOMETRY, view()).unwrap()
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        replica_dir(self.dir.path()).join(name)
+    }
+}
+
+fn keys() -> impl Strategy<Value = Key> {
+    (any::<u64>(), any::<u64>()).prop_map(|(epoch, seq)| Key {
+        epoch: Epoch::from_raw(epoch),
+        seq,
+    })
+}
+
+fn changes() -> impl Strategy<Value = MetaChange> {
+    let region = || (0..4u32).prop_map(Region);
+    let stales = (keys(), any::<bool>()).prop_map(|(key, mixed)| Stale { key, mixed });
+    let records = (any::<u128>(), any::<u64>(), keys()).prop_map(|(id, size, at)| SnapshotRecord {
+        id: Uuid::from_u128(id),
+        size,
+        at,
+    });
+    (
+        prop::option::of(any::<(u64, u64)>()),
+        prop::option::of(keys()),
+        prop::option::of((9..20u64, any::<u64>())),
+        prop::option::of(any::<u64>()),
+        prop::collection::vec(records, 0..2),
+        prop::collection::vec((region(), any::<u64>()), 0..4),
+        prop::collection::vec((region(), prop::option::of(stales)), 0..4),
+    )
+        .prop_map(
+            |(promise, durable, size, version, snapshots, stamps, stale)| MetaChange {
+                promise: promise.map(|(generation, owner)| Promise { generation, owner }),
+                durable,
+                size: size.map(|(count, version)| (count * 4096, version)),
+                view: version.map(|version| View { version, ..view() }),
+                snapshots,
+                stamps: stamps
+                    .into_iter()
+                    .map(|(region, stamp)| (region, Epoch::from_raw(stamp)))
+                    .collect(),
+                stale,
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_made_durable_is_found_again(changes in prop::collection::vec(changes(), 0..12)) {
+        // Fails if a change is forgotten, applied twice, or comes back as another.
+        let home = Home::new();
+        let mut store = home.open();
+        for (count, change) in changes.iter().enumerate() {
+            store.persist(change).unwrap();
+            if count % 4 == 3 {
+                let before = store.meta().clone();
+                store = home.open();
+                prop_assert_eq!(store.meta(), &before);
+            }
+        }
+        let before = store.meta().clone();
+        drop(store);
+        let again = home.open();
+        prop_assert_eq!(again.meta(), &before);
+    }
+
+    #[test]
+    fn a_torn_change_is_there_as_a_whole_or_not_at_all(
+        changes in prop::collection::vec(changes(), 1..6),
+        cut in any::<prop::sample::Index>(),
+        garble in any::<bool>(),
+    ) {
+        // Fails if a part of a change counts, or an earlier change is lost with it.
+        let home = Home::new();
+        let mut store = home.open();
+        let (last, earlier) = changes.split_last().unwrap();
+        for change in earlier {
+            store.persist(change).unwrap();
+        }
+        // A size is committed in the superblock first, so that it stays in any case.
+        let last = MetaChange { size: None, ..last.clone() };
+        let before = store.meta().clone();
+        let start = fs::metadata(home.file("meta.log")).unwrap().len();
+        store.persist(&last).unwrap();
+        let after = store.meta().clone();
+        drop(store);
+        let mut log = fs::read(home.file("meta.log")).unwrap();
+        let start = usize::try_from(start).unwrap();
+        let at = start + cut.index(log.len() - start);
+        if garble {
+            log[at] ^= 0x55;
+        } else {
+            log.truncate(at);
+        }
+        fs::write(home.file("meta.log"), log).unwrap();
+        let found = home.open().meta().clone();
+        prop_assert!(found == before, "{found:?} is neither {before:?} nor {after:?}");
+    }
+
+    #[test]
+    fn one_damaged_file_costs_nothing(
+        changes in prop::collection::vec(changes(), 1..5),
+        second in any::<bool>(),
+        at in any::<prop::sample::Index>(),
+        flip in 1u8..,
+    ) {
+        // Fails if the two files are not both enough to go on from.
+        let home = Home::new();
+        let mut store = home.open();
+        for change in &changes {
+            store.persist(change).unwrap();
+        }
+        let before = store.meta().clone();
+        drop(store);
+        let path = home.file(if second { "meta.b" } else { "meta.a" });
+        let mut bytes = fs::read(&path).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= flip;
+        fs::write(&path, bytes).unwrap();
+        let again = home.open();
+        prop_assert_eq!(again.meta(), &before);
+    }
+}
+
+#[test]
+fn two_damaged_files_are_refused_and_not_made_anew() {
+    // Fails if a replica that has lost its promise starts as if it had never made one.
+    let home = Home::new();
+    drop(home.open());
+    for name in ["meta.a", "meta.b"] {
+        fs::write(home.file(name), [7; 100]).unwrap();
+    }
+    let error = MetaStore::open(&home.replica, GEOMETRY, view()).unwrap_err();
+    assert!(matches!(error, Error::MetaBad { .. }), "{error}");
+    assert_eq!(fs::read(home.file("meta.a")).unwrap(), [7; 100]);
+}
+
+#[test]
+fn remains_of_an_emptied_log_do_not_count() {
+    // Fails if blocks that are older than the files, or do not follow them, are applied.
+    let home = Home::new();
+    let mut store = home.open();
+    let promise = |generation| MetaChange {
+        promise: Some(Promise {
+            generation,
+            owner: 1,
+        }),
+        ..MetaChange::default()
+    };
+    store.persist(&promise(1)).unwrap();
+    store.persist(&promise(2)).unwrap();
+    let old_log = fs::read(home.file("meta.log")).unwrap();
+    drop(store);
+    let mut store = home.open();
+    store.persist(&promise(3)).unwrap();
+    drop(store);
+    // The emptying was lost in a power loss, and the new block lies over the first old one.
+    let mut log = fs::read(home.file("meta.log")).unwrap();
+    log.extend_from_slice(&old_log[log.len()..]);
+    fs::write(home.file("meta.log"), log).unwrap();
+    assert_eq!(home.open().meta().promise.generation, 3);
+    fs::write(home.file("meta.log"), old_log).unwrap();
+    assert_eq!(home.open().meta().promise.generation, 3);
+}
+
+#[test]
+fn a_size_that_only_the_superblock_has_counts() {
+    // Fails if a crash between the two leaves a replica smaller than it has said it is.
+    let home = Home::new();
+    drop(home.open());
+    home.replica.grow(blocks(9), Thin).unwrap();
+    let store = home.open();
+    assert_eq!(store.meta().size, 9 * 4096);
+    assert_eq!(store.meta().stamps.len(), 5);
+}

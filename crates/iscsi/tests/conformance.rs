@@ -160,14 +160,18 @@ fn check_skips(verdicts: &BTreeMap<String, Verdict>, expected: &[&[&str]]) {
             "{name}: {verdict:?}"
         );
     }
-    let skipped = verdicts
-        .values()
-        .filter(|verdict| **verdict == Verdict::Skipped)
-        .count();
+    let count = |wanted: Verdict| {
+        verdicts
+            .values()
+            .filter(|verdict| **verdict == wanted)
+            .count()
+    };
     println!(
-        "{} tests: {} passed, {skipped} skipped",
+        "{} tests: {} passed, {} failed as known, {} skipped",
         verdicts.len(),
-        verdicts.len() - skipped
+        count(Verdict::Passed),
+        count(Verdict::Failed),
+        count(Verdict::Skipped)
     );
 }
 

@@ -69,19 +69,26 @@ impl Load {
         );
         self.out
             .push(zerocopy::transmute!(header), &[Bytes::from(text)]);
-        let pdu = self.pull()?;
-        let response = LoginResponse::from_wire(&pdu.header);
-        if response.status_class != 0 || response.flags & 3 != 3 {
-            return Err("the login was refused".into());
-        }
-        for (key, value) in parse_text(&pdu.data).unwrap_or_default() {
-            match key.as_str() {
-                "FirstBurstLength" => self.first_burst = value.parse()?,
-                "MaxRecvDataSegmentLength" => self.segment = value.parse()?,
-                _ => {}
+        // A target may take several steps; each is answered with an empty request until it lets us in.
+        for _ in 0..8 {
+            let pdu = self.pull()?;
+            let response = LoginResponse::from_wire(&pdu.header);
+            if response.status_class != 0 {
+                return Err("the login was refused".into());
             }
+            for (key, value) in parse_text(&pdu.data).unwrap_or_default() {
+                match key.as_str() {
+                    "FirstBurstLength" => self.first_burst = value.parse()?,
+                    "MaxRecvDataSegmentLength" => self.segment = value.parse()?,
+                    _ => {}
+                }
+            }
+            if response.flags & 0x83 == 0x83 {
+                return Ok(());
+            }
+            self.out.push(zerocopy::transmute!(header), &[]);
         }
-        Ok(())
+        Err("the login does not end".into())
     }
 
     fn command(

@@ -133,6 +133,7 @@ impl ThisMachine {
             rung: Rung::Device,
             size: device.size,
             full: false,
+            note: None,
         }];
         if stage.filesystem.is_some() {
             let Some(filesystem) = seen.filesystem else {
@@ -150,6 +151,7 @@ impl ThisMachine {
                 rung: Rung::Filesystem,
                 size,
                 full: size >= filesystem.largest_fit,
+                note: filesystem.geometry.outgrown().map(|how| how.to_string()),
             });
         }
         let usage = seen

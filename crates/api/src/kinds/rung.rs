@@ -25,6 +25,9 @@ pub struct RungStatus {
     /// Why it cannot rise now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
+    /// What else is worth knowing of it, such as that a filesystem has outgrown the shape it was made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// One raise of a rung.

@@ -12,7 +12,7 @@ use crate::view::now;
 const RAISES_A_RUNG: usize = 1;
 
 /// One rung as it was just measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// Which rung.
     pub rung: Rung,
@@ -20,6 +20,8 @@ pub struct Measured {
     pub size: Bytes,
     /// It covers all that it can cover of the rung below.
     pub full: bool,
+    /// What else is worth knowing of it.
+    pub note: Option<String>,
 }
 
 /// Something with rungs that can be measured and raised.
@@ -117,6 +119,7 @@ fn statuses(measured: &[Measured], before: &[RungStatus], at: &MicroTime) -> Vec
             full: each.full,
             raised: old.and_then(|old| old.raised.clone()),
             hold: None,
+            note: each.note.clone(),
         }
     };
     measured.iter().map(status).collect()
@@ -141,6 +144,7 @@ mod tests {
                 rung: *rung,
                 size: Bytes::gib(*size),
                 full: false,
+                note: None,
             };
             Ok(sizes.iter().map(rung).collect())
         }

@@ -77,7 +77,7 @@ pub struct ReplicaFound {
 }
 
 /// One rung of a volume in use as it was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RungFound {
     /// Which rung.
     pub rung: Rung,
@@ -85,6 +85,8 @@ pub struct RungFound {
     pub size: Bytes,
     /// It covers all that it can cover of the rung below.
     pub full: bool,
+    /// What else is worth knowing of it.
+    pub note: Option<String>,
 }
 
 /// A volume in use as it was found.

@@ -308,11 +308,13 @@ impl Subject<'_> {
                 rung: Rung::Replica,
                 size: found.size,
                 full: false,
+                note: None,
             },
             Measured {
                 rung: Rung::Volume,
                 size: found.served,
                 full: false,
+                note: None,
             },
         ]
     }
@@ -325,6 +327,7 @@ impl Subject<'_> {
                 rung: each.rung,
                 size: each.size,
                 full: each.full,
+                note: each.note.clone(),
             })
             .collect()
     }

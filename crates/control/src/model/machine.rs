@@ -98,6 +98,7 @@ fn stage_found(copy: &Copy, stage: &Stage) -> Result<StageFound, Hold> {
         rung: Rung::Device,
         size: device,
         full: false,
+        note: None,
     }];
     if stage.filesystem.is_some() {
         let size = copy.filesystem.unwrap_or_default();
@@ -105,6 +106,7 @@ fn stage_found(copy: &Copy, stage: &Stage) -> Result<StageFound, Hold> {
             rung: Rung::Filesystem,
             size,
             full: size >= whole_units(device),
+            note: None,
         });
     }
     Ok(StageFound {

@@ -57,6 +57,9 @@ pub struct RungView {
     pub state: RungState,
     /// What keeps it.
     pub hold: Option<Hold>,
+    /// What else is worth knowing of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// Where a rung stands.
@@ -182,6 +185,7 @@ fn replica(replica: &Replica, want: Bytes, refused: Option<&Hold>) -> RungView {
         took_micros: rung.and_then(|rung| Some(rung.raised?.took_micros)),
         hold: hold.filter(|_| state == RungState::Held),
         state,
+        note: None,
     }
 }
 
@@ -203,6 +207,7 @@ fn upper(measured: &RungStatus, node: &str, want: Bytes, reached: bool) -> RungV
         took_micros: measured.raised.as_ref().map(|raised| raised.took_micros),
         hold: measured.hold.clone().filter(|_| state == RungState::Held),
         state,
+        note: measured.note.clone(),
     }
 }
 
@@ -267,5 +272,6 @@ fn idle(view: &View, want: Bytes, reached: bool) -> Option<RungView> {
         took_micros: None,
         hold: (state == RungState::GrowsWhenMounted).then_some(hold),
         state,
+        note: None,
     })
 }

@@ -50,6 +50,11 @@ fn render(view: &View, ladder: &Ladder, now: Timestamp, colours: bool) -> String
             table.row(cells, Some(rung.state.tone()));
         }
         text.push_str(&table.render(colours));
+        for rung in &ladder.rungs {
+            if let Some(note) = &rung.note {
+                text.push_str(&format!("note on the {}: {note}\n", rung.rung));
+            }
+        }
     }
     if let Some(held) = &ladder.hold {
         let hold = &held.hold;

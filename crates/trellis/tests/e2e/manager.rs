@@ -293,12 +293,8 @@ fn a_volume_that_shrank_is_held_and_left_alone() {
     assert_eq!(std::fs::metadata(&data).unwrap().len(), 300 << 20);
 }
 
-// Fails if a volume that came with a smaller filesystem, as a clone or a restored one does, stays so.
-#[test]
-fn a_restored_volume_is_grown_at_its_first_use() {
-    let service = Service::start_told(AN_HOUR);
-    service.claim("data", "", "640Mi");
-    let data = service.data_file("data");
+/// Puts an xfs that was made elsewhere on the volume of a claim, as a restore would.
+fn restore_xfs(service: &Service, claim: &str, options: &[&str]) {
     let image = service.path("image");
     std::fs::File::create(&image)
         .unwrap()
@@ -306,24 +302,54 @@ fn a_restored_volume_is_grown_at_its_first_use() {
         .unwrap();
     let made = Command::new("mkfs.xfs")
         .arg("-q")
+        .args(options)
         .arg(&image)
-        .output()
-        .unwrap();
-    said(&made, "mkfs.xfs");
-    let copied = Command::new("cp")
-        .args(["--sparse=always", "--no-preserve=all"])
-        .arg(&image)
-        .arg(service.path("copy"))
         .output();
-    said(&copied.unwrap(), "cp");
+    said(&made.unwrap(), "mkfs.xfs");
     let restored = Command::new("dd")
         .arg(format!("if={}", image.display()))
-        .arg(format!("of={}", data.display()))
+        .arg(format!("of={}", service.data_file(claim).display()))
         .args(["conv=notrunc,sparse", "bs=1M"])
         .output();
     said(&restored.unwrap(), "dd");
+}
+
+// Fails if a volume that came with a smaller filesystem, as a clone or a restored one does, stays so.
+#[test]
+fn a_restored_volume_is_grown_at_its_first_use() {
+    let service = Service::start_told(AN_HOUR);
+    service.claim("data", "", "640Mi");
+    restore_xfs(&service, "data", &[]);
     let path = service.mount("data");
     service.wait("it fills its volume", |_| {
         (filesystem_mib(&path) == 640).then_some(())
+    });
+}
+
+// Fails if a filesystem with far too many groups for its size looks like any other.
+#[test]
+fn a_filesystem_that_has_outgrown_its_geometry_is_told_so_in_the_ladder() {
+    let service = Service::start_told(AN_HOUR);
+    let room = r#"{"spec":{"overcommitPercent":10000}}"#;
+    service.kubectl(&[
+        "patch",
+        "pools.trellis.dev",
+        "default",
+        "--type=merge",
+        "-p",
+        room,
+    ]);
+    service.claim("data", "", "33Gi");
+    let many_groups = ["--unsupported", "-d", "agsize=16m", "-l", "size=8m"];
+    restore_xfs(&service, "data", &many_groups);
+    let path = service.mount("data");
+    service.wait("it fills its volume", |_| {
+        (filesystem_mib(&path) == 33 << 10).then_some(())
+    });
+    service.wait("the ladder says it", |service| {
+        service
+            .trellis(&["ladder", "data"])
+            .contains("allocation groups")
+            .then_some(())
     });
 }

@@ -27,7 +27,7 @@ pub struct Settings {
     pub resync: Duration,
 }
 
-/// Starts everything. The tasks run until the set is dropped; the call answers when every cache has seen
+/// Starts everything on the caches of `world`, which are still empty. The tasks run until the set is dropped; the call answers when every cache has seen
 /// its first listing, and only from then on is anything decided.
 pub async fn start(
     client: Client,

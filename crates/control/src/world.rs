@@ -16,11 +16,12 @@ use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
+use trellis_api::kinds::{Attachment, Pool, Replica, RungStatus, Target, Volume};
 
 use crate::cache::{Cache, Changed};
 use crate::claim::provision;
 use crate::ledger::Ledger;
+use crate::metrics::Growths;
 use crate::queue::Queue;
 
 /// How often everything is looked at again although nothing changed. Only a safety net: progress comes
@@ -60,6 +61,8 @@ pub struct World {
     pub attachments: Cache<Attachment>,
     /// Reservations on the pools.
     pub ledger: Ledger,
+    /// What is counted about growths.
+    pub growths: Growths,
     /// Names of pools that want to be measured.
     pub pool_queue: Queue,
     pools_to_measure: Mutex<HashSet<String>>,
@@ -128,6 +131,7 @@ impl World {
                 Some(claim_group(&namespace, &attachment.spec.claim_name))
             }),
             ledger: Ledger::default(),
+            growths: Growths::default(),
             pool_queue: Queue::default(),
             pools_to_measure: Mutex::default(),
             plans: Queue::default(),
@@ -174,16 +178,19 @@ impl World {
                 ready.push(receiver);
             }};
         }
-        follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, claim_concerns_node).trimmed(keep_requester));
+        follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, claim_concerns_node).trimmed(keep_requester)
+            .noticed(|world, change| world.growths.note_claim(change)));
         follow!(persistent_volumes: PersistentVolume, Follow::of(World::keys_of_named, never));
         follow!(classes: StorageClass, Follow::of(World::keys_of_class, never));
         follow!(pods: Pod, Follow::of(World::keys_of_pod, never));
         follow!(pools: Pool, Follow::of(World::keys_of_pool, always).noticed(World::note_pool));
         follow!(volumes: Volume, Follow::of(World::keys_of_named, wish_changed).noticed(World::note_volume));
-        follow!(targets: Target, Follow::of(|_, target| vec![target.spec.volume.clone()], wish_changed));
+        follow!(targets: Target, Follow::of(|_, target: &Target| vec![target.spec.volume.clone()], wish_changed)
+            .noticed(World::note_target));
         follow!(replicas: Replica, Follow::of(|_, replica: &Replica| vec![replica.spec.volume.clone()], wish_changed)
             .noticed(World::note_replica));
-        follow!(attachments: Attachment, Follow::of(World::keys_of_attachment, wish_changed));
+        follow!(attachments: Attachment, Follow::of(World::keys_of_attachment, wish_changed)
+            .noticed(World::note_attachment));
         ready
     }
 
@@ -260,6 +267,12 @@ impl World {
 
     /// Keeps the reservations right, and wakes whoever waited for the room that appeared.
     pub(crate) fn note_replica(&self, change: &Changed<Replica>) {
+        if let (Some(old), Some(new)) = (&change.old, &change.new) {
+            let (old, new) = (&old.status, &new.status);
+            let old = old.as_ref().and_then(|status| status.rung.as_ref());
+            let new = new.as_ref().and_then(|status| status.rung.as_ref());
+            self.growths.note_rungs(old.as_slice(), new);
+        }
         let woken = self
             .ledger
             .note(change.old.as_deref(), change.new.as_deref());
@@ -268,6 +281,7 @@ impl World {
 
     /// A volume reserves room before its replica is stored, and lets go of it when it never will be.
     pub(crate) fn note_volume(&self, change: &Changed<Volume>) {
+        self.growths.note_volume(change);
         let either = change.new.as_ref().or(change.old.as_ref());
         let Some((volume, (replica, pool))) =
             either.and_then(|volume| Some((volume, provision::reservation(volume)?)))
@@ -277,6 +291,29 @@ impl World {
         let size = change.new.as_ref().map(|_| volume.spec.capacity);
         let woken = self.ledger.note_volume(&replica, pool, size);
         woken.iter().for_each(|key| self.push(key));
+    }
+
+    fn note_target(&self, change: &Changed<Target>) {
+        if let (Some(old), Some(new)) = (&change.old, &change.new) {
+            let (old, new) = (&old.status, &new.status);
+            let old = old.as_ref().and_then(|status| status.rung.as_ref());
+            let new = new.as_ref().and_then(|status| status.rung.as_ref());
+            self.growths.note_rungs(old.as_slice(), new);
+        }
+    }
+
+    /// Several uses on one node share their rungs, and each tells of the same raise.
+    fn note_attachment(&self, change: &Changed<Attachment>) {
+        let (Some(old), Some(new)) = (&change.old, &change.new) else {
+            return;
+        };
+        let group = claim_group(&new.namespace().unwrap_or_default(), &new.spec.claim_name);
+        let others = self.attachments.group(&group);
+        let others = others
+            .iter()
+            .filter(|each| each.name_any() != new.name_any());
+        let known: Vec<&RungStatus> = others.chain([old]).flat_map(|each| rungs(each)).collect();
+        self.growths.note_rungs(&known, rungs(new));
     }
 
     /// A pool whose wish changed is measured again; one that only reports its own measurement is not.
@@ -374,6 +411,11 @@ impl World {
         keys.dedup();
         keys
     }
+}
+
+fn rungs(attachment: &Attachment) -> &[RungStatus] {
+    let status = attachment.status.as_ref();
+    status.map_or(&[], |status| status.rungs.as_slice())
 }
 
 /// What is done with the events of one kind.

@@ -96,6 +96,9 @@ pub struct Up {
     /// How often everything is looked at again although nothing changed, in seconds; a safety net
     #[arg(long, value_name = "SECONDS", default_value_t = RESYNC.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
     pub resync_seconds: u64,
+    /// Serve metrics for Prometheus at this address (plain HTTP, /metrics); port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<std::net::SocketAddr>,
 }
 
 /// How a verb prints what it found.

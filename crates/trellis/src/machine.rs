@@ -1,17 +1,19 @@
 //! This machine, as the agent needs it: the replica store and the kernel joined behind one trait, and
 //! their errors told as the holds that a user reads.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use trellis_api::kinds::{Content, FilesystemKind, Usage};
+use trellis_api::kinds::{Content, FilesystemKind};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::agent::machine::{
     Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
 };
+use trellis_control::usage::{Fill, Gauge};
+use trellis_control::view::now;
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
-use trellis_node::sys::loopdev;
+use trellis_node::sys::{loopdev, mountinfo};
 use trellis_node::volume::Fault;
 use trellis_node::{probe, volume};
 use uuid::Uuid;
@@ -54,23 +56,42 @@ impl ThisMachine {
         act: impl FnOnce(&Pool) -> Result<T, Hold>,
     ) -> Result<T, Hold> {
         let expected = id.and_then(|id| id.parse::<Uuid>().ok());
-        let pool = {
-            let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = pools.get(path).filter(|pool| {
-                pool.is_current() && expected.is_none_or(|expected| pool.id() == expected)
-            });
-            match known {
-                Some(pool) => pool.clone(),
-                None => {
-                    pools.remove(path);
-                    self.open_replicas().retain(|(of, _), _| of != path);
-                    let pool = Arc::new(Pool::open_known(path, expected).map_err(store_hold)?);
-                    pools.insert(path.to_owned(), pool.clone());
-                    pool
-                }
-            }
+        let fits = |pool: &Arc<Pool>| {
+            pool.is_current() && expected.is_none_or(|expected| pool.id() == expected)
+        };
+        // Whether the path still leads there is asked without the lock: the disk of one pool may hang.
+        let known = self.open_pools().get(path).cloned();
+        let pool = match known.as_ref().filter(|pool| fits(pool)) {
+            Some(pool) => pool.clone(),
+            None => self.reopen_pool(path, expected, known.as_ref(), &fits)?,
         };
         act(&pool)
+    }
+
+    /// Opens a pool in the place of `outdated`, unless somebody else has just done so.
+    fn reopen_pool(
+        &self,
+        path: &Path,
+        expected: Option<Uuid>,
+        outdated: Option<&Arc<Pool>>,
+        fits: &dyn Fn(&Arc<Pool>) -> bool,
+    ) -> Result<Arc<Pool>, Hold> {
+        let mut pools = self.open_pools();
+        let newer = pools
+            .get(path)
+            .filter(|pool| outdated.is_none_or(|outdated| !Arc::ptr_eq(outdated, pool)));
+        if let Some(newer) = newer.filter(|pool| fits(pool)) {
+            return Ok(newer.clone());
+        }
+        pools.remove(path);
+        self.open_replicas().retain(|(of, _), _| of != path);
+        let pool = Arc::new(Pool::open_known(path, expected).map_err(store_hold)?);
+        pools.insert(path.to_owned(), pool.clone());
+        Ok(pool)
+    }
+
+    fn open_pools(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<Pool>>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn replica(&self, place: &ReplicaPlace) -> Result<Replica, Hold> {
@@ -158,12 +179,7 @@ impl ThisMachine {
             .staged
             .then(|| volume::usage(&self.mount_of(stage)).ok())
             .flatten();
-        let usage = usage.map(|usage| Usage {
-            used: usage.bytes_used,
-            available: usage.bytes_available,
-            inodes_used: usage.inodes_used,
-            inodes_free: usage.inodes_available,
-        });
+        let usage = usage.map(|usage| fill(&usage).status(now()));
         Ok(StageFound {
             device: device.path.display().to_string(),
             rungs,
@@ -441,6 +457,34 @@ impl Machine for ThisMachine {
         let device = self.observe(stage)?.device.map(|device| device.number);
         volume::unstage(&self.mount_of(stage), device).map_err(node_hold)?;
         volume::detach(&stage.backing).map(drop).map_err(node_hold)
+    }
+}
+
+impl Gauge for ThisMachine {
+    fn mounted(&self) -> HashSet<String> {
+        let mounts = mountinfo::read().unwrap_or_default();
+        let private = |mount: &mountinfo::Mount| {
+            let name = mount.mount_point.strip_prefix(&self.mounts).ok()?;
+            name.to_str().map(str::to_owned)
+        };
+        mounts.iter().filter_map(private).collect()
+    }
+
+    fn fill(&self, volume: &str) -> Option<Fill> {
+        let usage = volume::usage(&self.mounts.join(volume)).ok()?;
+        Some(fill(&usage))
+    }
+}
+
+/// How full a filesystem is, as the node measures it and as it is told.
+pub fn fill(usage: &volume::Usage) -> Fill {
+    Fill {
+        capacity: usage.bytes_total,
+        used: usage.bytes_used,
+        available: usage.bytes_available,
+        inodes: usage.inodes_total,
+        inodes_used: usage.inodes_used,
+        inodes_free: usage.inodes_available,
     }
 }
 

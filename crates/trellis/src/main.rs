@@ -8,6 +8,7 @@ mod crash;
 mod exit;
 mod kernel;
 mod machine;
+mod metrics;
 mod output;
 mod up;
 

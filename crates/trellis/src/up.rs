@@ -1,22 +1,29 @@
 //! `trellis up`: everything on one machine, in one process.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use k8s_openapi::jiff::Timestamp;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use trellis_apiserver::pki::Pki;
 use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 use trellis_control::bootstrap::{Defaults, bootstrap};
-use trellis_control::run::Settings;
+use trellis_control::run::{self, Settings};
+use trellis_control::usage;
 use trellis_control::world::World;
 
 use crate::cli::{Global, Up};
 use crate::kernel;
 use crate::machine::ThisMachine;
+use crate::metrics::{self, Sources};
+
+/// The file in the data directory that tells where metrics are.
+const METRICS_FILE: &str = "metrics";
 
 /// Runs until it is told to stop. Mounts stay when it stops, and are adopted when it starts again.
 pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
@@ -34,8 +41,14 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     let address = listener
         .local_addr()
         .context("the listener has no address")?;
+    let metrics = bind_metrics(up.metrics, &data).await?;
     let node = node_name(up.node.as_deref(), &data)?;
-    let mut controllers = start(&api, &data, &node, up).await?;
+    let scrapers = metrics
+        .as_ref()
+        .map(TcpListener::local_addr)
+        .transpose()
+        .context("the listener for metrics has no address")?;
+    let mut controllers = start(&api, &data, &node, up, metrics).await?;
     let path = data.join("kubeconfig");
     kubeconfig::write(
         &path,
@@ -43,10 +56,15 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         &pki.ca_pem,
         &pki.token,
     )?;
-    println!(
-        "trellis is up on node {node}; export KUBECONFIG={}",
+    let mut said = format!(
+        "trellis is up on node {node}; export KUBECONFIG={}\n",
         path.display()
     );
+    if let Some(scrapers) = scrapers {
+        said.push_str(&format!("metrics are at http://{scrapers}/metrics\n"));
+    }
+    // Whoever started the service may not want to hear this; that is no reason not to run.
+    let _ = std::io::stdout().write_all(said.as_bytes());
     let mut failed = false;
     let stopped = async {
         tokio::select! {
@@ -59,6 +77,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         controllers.abort_all();
     };
     listen::serve(listener, &pki, api, stopped).await;
+    forget_metrics(&data)?;
     anyhow::ensure!(
         !failed,
         "a controller has failed; this is a bug, and a restart goes on from where it was"
@@ -72,7 +91,9 @@ async fn start(
     data: &Path,
     node: &str,
     up: &Up,
+    metrics: Option<TcpListener>,
 ) -> anyhow::Result<tokio::task::JoinSet<()>> {
+    let started = Timestamp::now();
     let pool = data.join("pools/default");
     std::fs::create_dir_all(&pool).with_context(|| format!("{} cannot be made", pool.display()))?;
     let system = rustix::system::uname();
@@ -92,12 +113,53 @@ async fn start(
         online_growth: up.online_growth,
         resync: Duration::from_secs(up.resync_seconds),
     };
-    let world = Arc::new(World::new());
-    let private_mounts = machine.mounts().to_owned();
-    let tasks =
-        trellis_control::run::start(api.client(), world.clone(), settings, Arc::new(machine)).await;
-    kernel::listen(&world, private_mounts);
+    let (machine, world) = (Arc::new(machine), Arc::new(World::new()));
+    let node = node.to_owned();
+    let mut tasks = run::start(api.client(), world.clone(), settings, machine.clone()).await;
+    kernel::listen(&world, machine.mounts().to_owned());
+    tasks.spawn(usage::refresh(
+        world.clone(),
+        api.client(),
+        node.clone(),
+        machine.clone(),
+    ));
+    if let Some(listener) = metrics {
+        let sources = Sources::new(world, node, api.clone(), machine, started);
+        tasks.spawn(metrics::serve(listener, Arc::new(sources)));
+    }
     Ok(tasks)
+}
+
+/// Listens for scrapers if asked to. The address stands in the data directory while the service runs, since
+/// it may have been left to the kernel to choose.
+async fn bind_metrics(
+    address: Option<SocketAddr>,
+    data: &Path,
+) -> anyhow::Result<Option<TcpListener>> {
+    forget_metrics(data)?;
+    let Some(address) = address else {
+        return Ok(None);
+    };
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("{address} cannot be listened on for metrics"))?;
+    let address = listener
+        .local_addr()
+        .context("the listener for metrics has no address")?;
+    let told = data.join(METRICS_FILE);
+    std::fs::write(&told, format!("{address}\n"))
+        .with_context(|| format!("{} cannot be written", told.display()))?;
+    Ok(Some(listener))
+}
+
+fn forget_metrics(data: &Path) -> anyhow::Result<()> {
+    let told = data.join(METRICS_FILE);
+    match std::fs::remove_file(&told) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("{} cannot be removed", told.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// This node's name: what it was told, or what it was called the last time, or the host's name. Pools,

@@ -1,6 +1,6 @@
 //! `Attachment`: a volume in use on a node.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ pub struct AttachmentStatus {
     /// The rungs on this node, lowest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rungs: Vec<RungStatus>,
-    /// How full it was when last measured.
+    /// How full it was when last measured; told again when it has changed by a hundredth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
     /// What keeps it.
@@ -98,4 +98,7 @@ pub struct Usage {
     pub inodes_used: u64,
     /// Inodes that are free.
     pub inodes_free: u64,
+    /// When it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_at: Option<MicroTime>,
 }

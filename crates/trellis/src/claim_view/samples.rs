@@ -138,7 +138,10 @@ pub fn mounted(size: u64, requested: u64) -> View {
                 rung("device", gib(size), false, 450),
                 rung("filesystem", filesystem, true, 8_300),
             ],
-            "usage": { "used": "256Mi", "available": "768Mi", "inodesUsed": 3, "inodesFree": 100 },
+            "usage": {
+                "used": "256Mi", "available": "768Mi", "inodesUsed": 3, "inodesFree": 100,
+                "observedAt": MEASURED_AT,
+            },
         },
     });
     let mut view = bound(requested, size, requested, status);

@@ -2,18 +2,20 @@
 
 use std::path::Path;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
 use trellis_api::kinds::{Attachment, Usage};
 use trellis_api::{Bytes, Hold};
-use trellis_control::view::View;
+use trellis_control::view::{View, now};
 use trellis_node::sys::mountinfo::{self, Mount};
 
 use super::changes;
 use crate::claim_view::{State, load, load_all, reported, requested};
 use crate::cli::{Df, Global};
 use crate::connect::{Service, connect};
-use crate::output::{self, Table, Tone, UNKNOWN, human_or_unknown};
+use crate::machine::fill;
+use crate::output::{self, Table, Tone, UNKNOWN, age, human_or_unknown};
 
 /// Shows claims and how full they are.
 pub async fn run(global: &Global, verb: &Df) -> anyhow::Result<()> {
@@ -46,7 +48,8 @@ async fn answer(service: &Service, verb: &Df) -> anyhow::Result<String> {
                 None => "no claims\n".to_owned(),
             };
         }
-        render(&lines, verb.all_namespaces, wide, output::colours())
+        let now = Timestamp::now();
+        render(&lines, verb.all_namespaces, wide, now, output::colours())
     })
 }
 
@@ -156,12 +159,7 @@ fn measured_here(view: &View, attachment: &Attachment, mounts: &[Mount]) -> Opti
     // A block volume has no filesystem to measure at its path.
     view.volume.as_ref()?.spec.filesystem.filter(|_| ours)?;
     let usage = trellis_node::volume::usage(path).ok()?;
-    Some(Usage {
-        used: usage.bytes_used,
-        available: usage.bytes_available,
-        inodes_used: usage.inodes_used,
-        inodes_free: usage.inodes_available,
-    })
+    Some(fill(&usage).status(now()))
 }
 
 /// Like df: of what a user can have, rounded up, so that 100 % means that something is in the way.
@@ -174,7 +172,13 @@ fn use_percent(usage: &Usage) -> u64 {
     u64::try_from(percent).unwrap_or_default()
 }
 
-fn render(lines: &[Line], namespaces: bool, wide: bool, colours: bool) -> String {
+/// How old the measurement is: that of another node may be a while ago.
+fn measured(usage: Option<&Usage>, now: Timestamp) -> Option<String> {
+    let at = usage?.observed_at.as_ref()?;
+    Some(format!("{} ago", age(at, now)))
+}
+
+fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours: bool) -> String {
     let mut header = vec![
         "CLAIM",
         "REQUESTED",
@@ -189,6 +193,7 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, colours: bool) -> String
         header.insert(0, "NAMESPACE");
     }
     if wide {
+        header.extend(["IUSED", "IFREE", "MEASURED"]);
         header.extend(["CLASS", "FILESYSTEM", "DEVICE", "POOL", "VOLUME"]);
     }
     let known = |text: Option<String>| {
@@ -213,6 +218,9 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, colours: bool) -> String
         }
         if wide {
             cells.extend([
+                known(usage.map(|usage| usage.inodes_used.to_string())),
+                known(usage.map(|usage| usage.inodes_free.to_string())),
+                known(measured(usage, now)),
                 known(line.class.clone()),
                 known(line.filesystem.map(str::to_owned)),
                 known(Some(line.devices.join(","))),
@@ -241,16 +249,21 @@ mod tests {
         views.iter().map(|view| Line::of(view, &[])).collect()
     }
 
+    /// Three minutes after the sample was measured.
+    fn now() -> Timestamp {
+        "2026-11-15T12:03:00Z".parse().expect("a time")
+    }
+
     // Fails if a claim's state, sizes or usage are shown in the wrong column or not at all.
     #[test]
     fn every_state_has_its_line() {
-        insta::assert_snapshot!(render(&lines(), false, false, false));
+        insta::assert_snapshot!(render(&lines(), false, false, now(), false));
     }
 
     // Fails if a wide column is lost.
     #[test]
     fn wide_shows_where_the_bytes_are() {
-        insta::assert_snapshot!(render(&lines()[..1], true, true, false));
+        insta::assert_snapshot!(render(&lines()[..1], true, true, now(), false));
     }
 
     // Fails if a full volume shows less than 100 %, or an empty one divides by nothing.
@@ -261,6 +274,7 @@ mod tests {
             available: Bytes::new(available),
             inodes_used: 0,
             inodes_free: 0,
+            observed_at: None,
         };
         assert_eq!(use_percent(&usage(1, 999)), 1);
         assert_eq!(use_percent(&usage(999, 1)), 100);

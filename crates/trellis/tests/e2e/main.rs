@@ -10,4 +10,5 @@ mod harness;
 mod kubectl;
 mod lifecycle;
 mod manager;
+mod metrics;
 mod room;

@@ -1,0 +1,144 @@
+//! Metrics for Prometheus: what is measured and counted, gathered anew for every scrape.
+//!
+//! Happy path: a connection, a request for `/metrics`, the caches are read, the mounted filesystems and the
+//! pools of this node are measured, and all of it is written as text. What cannot be measured within its time
+//! is left out, and told to be missing, so that a disk that does not answer takes away its own samples and
+//! no others. Scrapes are made one after the other.
+
+mod claims;
+mod process;
+mod serve;
+mod text;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use trellis_api::kinds::Pool;
+use trellis_apiserver::EmbeddedApi;
+use trellis_control::agent::machine::Machine;
+use trellis_control::timely::Timely;
+use trellis_control::usage::{self, Gauge, MEASURE_TIME_MAX};
+use trellis_control::world::World;
+
+use crate::machine::ThisMachine;
+use claims::PoolNow;
+use text::{Family, Value};
+
+pub use serve::serve;
+
+/// How many pools are measured at the same time.
+const POOLS_AT_ONCE: usize = 4;
+
+/// Where the samples come from.
+pub struct Sources {
+    world: Arc<World>,
+    node: String,
+    api: EmbeddedApi,
+    machine: Arc<ThisMachine>,
+    started: Timestamp,
+    volumes: Timely,
+    pools: Timely,
+    /// Held by the scrape that is under way: two at a time would take each other's measurements for hung.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Sources {
+    /// The samples of this process on node `node`.
+    pub fn new(
+        world: Arc<World>,
+        node: String,
+        api: EmbeddedApi,
+        machine: Arc<ThisMachine>,
+        started: Timestamp,
+    ) -> Sources {
+        Sources {
+            world,
+            node,
+            api,
+            machine,
+            started,
+            volumes: Timely::new(MEASURE_TIME_MAX),
+            pools: Timely::new(MEASURE_TIME_MAX),
+            turn: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Everything, as it is now.
+    async fn scrape(&self) -> String {
+        let _turn = self.turn.lock().await;
+        let gauge: Arc<dyn Gauge> = self.machine.clone();
+        let usage = usage::measure(&self.world, &self.node, &gauge, &self.volumes);
+        let (usage, pools) = tokio::join!(usage, self.measure_pools());
+        let mut families = claims::ladders(&claims::views(&self.world));
+        families.extend(claims::growths(self.world.growths.counted()));
+        families.extend(claims::usage(&usage));
+        families.extend(claims::pools(&pools));
+        families.extend(self.store());
+        families.extend(process::families(self.started));
+        families.push(build());
+        text::encode(families)
+    }
+
+    async fn measure_pools(&self) -> Vec<PoolNow> {
+        let pools = self.world.pools.all();
+        let here = pools.into_iter().filter(|pool| pool.spec.node == self.node);
+        futures::stream::iter(here)
+            .map(|pool| self.measure_pool(pool))
+            .buffer_unordered(POOLS_AT_ONCE)
+            .collect()
+            .await
+    }
+
+    async fn measure_pool(&self, pool: Arc<Pool>) -> PoolNow {
+        let name = pool.name_any();
+        let promised = self.world.ledger.open().reserved_beside(&name, "");
+        let id = pool.status.as_ref().and_then(|status| status.id.clone());
+        let measured = match id {
+            // A pool without an identity gets one from the agent, who opens it first.
+            None => None,
+            Some(id) => {
+                let machine = self.machine.clone();
+                let measure = move || machine.measure_pool(Path::new(&pool.spec.path), Some(&id));
+                let measured = self.pools.measure(&name, measure).await;
+                measured.and_then(Result::ok)
+            }
+        };
+        PoolNow {
+            name,
+            measured,
+            promised,
+        }
+    }
+
+    fn store(&self) -> Vec<Family> {
+        let stats = self.api.stats();
+        let in_flushes = std::time::Duration::from_nanos(stats.flush_ns).as_secs_f64();
+        let counter = |name, help, value| Family::counter(name, help, &[]).with(Vec::new(), value);
+        vec![
+            counter(
+                "trellis_store_flushes_total",
+                "Commits of the store that waited for the disk.",
+                Value::Whole(stats.flushes),
+            ),
+            counter(
+                "trellis_store_flush_seconds_total",
+                "Time spent in those commits.",
+                Value::Real(in_flushes),
+            ),
+            counter(
+                "trellis_store_writes_total",
+                "Versions of objects that were stored or removed.",
+                Value::Whole(stats.writes),
+            ),
+        ]
+    }
+}
+
+fn build() -> Family {
+    let version = vec![env!("CARGO_PKG_VERSION").to_owned()];
+    Family::gauge("trellis_build_info", "1, with the version.", &["version"])
+        .with(version, Value::Whole(1))
+}

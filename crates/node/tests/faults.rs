@@ -210,7 +210,7 @@ fn errors_that_btrfs_has_counted_are_told_and_keep_nothing_from_growing() {
         matches!(faults[..], [Fault::DeviceErrors { errors }] if errors > 0),
         "{faults:?}"
     );
-    assert!(!faults[0].forbids_growth());
+    assert!(!faults[0].breaks_use());
     volume.grow(Bytes::mib(640));
     volume.take_down();
 }

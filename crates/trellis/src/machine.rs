@@ -230,18 +230,7 @@ fn taken_away(
     stage: &Stage,
     uses: &[Use],
 ) -> Result<Vec<PathBuf>, Hold> {
-    let breaks = |fault: &&Fault| match fault {
-        Fault::BackingDeleted
-        | Fault::BackingCutOff { .. }
-        | Fault::DeviceCutOff { .. }
-        | Fault::DeviceLeaving
-        | Fault::FilesystemDown
-        | Fault::ForeignUse { .. } => true,
-        // It can still be used at the size that it has; growing it is refused where it is tried.
-        Fault::StoppedWriting | Fault::RecordedErrors | Fault::DeviceErrors { .. } => false,
-        Fault::DeviceGone | Fault::MountGone | Fault::PathGone { .. } => false,
-    };
-    if let Some(fault) = seen.faults.iter().find(breaks) {
+    if let Some(fault) = seen.faults.iter().find(|fault| fault.breaks_use()) {
         return Err(fault_hold(stage, fault));
     }
     let established = uses.iter().filter(|each| each.established);

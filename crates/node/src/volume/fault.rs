@@ -56,20 +56,22 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether a growth is of no use, or would do harm, before this is mended. The others are told and
-    /// keep nothing from growing.
-    pub fn forbids_growth(&self) -> bool {
+    /// Whether the volume cannot be used as it is: nothing is to be mounted over it, and nothing mended by that.
+    /// With the others it is used at the size that it has; growing it is refused where it is tried.
+    pub fn breaks_use(&self) -> bool {
         match self {
             Fault::BackingDeleted
             | Fault::BackingCutOff { .. }
             | Fault::DeviceCutOff { .. }
+            | Fault::DeviceLeaving
+            | Fault::FilesystemDown
+            | Fault::ForeignUse { .. } => true,
+            Fault::StoppedWriting
+            | Fault::RecordedErrors
+            | Fault::DeviceErrors { .. }
             | Fault::DeviceGone
             | Fault::MountGone
-            | Fault::FilesystemDown
-            | Fault::StoppedWriting
-            | Fault::RecordedErrors
-            | Fault::ForeignUse { .. } => true,
-            Fault::DeviceLeaving | Fault::PathGone { .. } | Fault::DeviceErrors { .. } => false,
+            | Fault::PathGone { .. } => false,
         }
     }
 

@@ -200,9 +200,9 @@ fn kubelet_rule_a_shared_volume_grows_once() {
     }
 }
 
-// Fails if a growth that fails is not told to the claim and to each pod that uses it, or stops the consumer.
+// Fails if a growth that fails is not told to the claim and to each pod that uses it, or is not tried again.
 #[test]
-fn kubelet_rule_a_failed_growth_is_told_to_the_claim_and_its_pods_and_io_goes_on() {
+fn kubelet_rule_a_failed_growth_is_told_to_the_claim_and_its_pods_and_tried_again() {
     let service = Service::start_told(AN_HOUR);
     service.claim("data", "", "320Mi");
     service.apply(

@@ -2,6 +2,7 @@
 
 mod claims;
 mod grow;
+mod rung;
 mod service;
 mod statistics;
 
@@ -13,7 +14,8 @@ use clap::Subcommand;
 /// What to measure.
 #[derive(Subcommand)]
 pub enum Bench {
-    /// From a patch of the claim to the mounted filesystem measured larger and the claim's status updated
+    /// From a patch of the claim to the mounted filesystem measured larger and the claim's status updated; and
+    /// of every filesystem the rung alone, beside the bare ioctl and the filesystem's own program
     Grow {
         /// How many growths
         #[arg(long, default_value_t = 200)]
@@ -52,6 +54,7 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
             let both = || vec![PathBuf::from("/dev/shm"), PathBuf::from("/var/tmp")];
             for directory in directory.map_or_else(both, |one| vec![one]) {
                 runtime.block_on(grow::run(&binary, &directory, &filesystem, growths))?;
+                rung::run(&directory, growths)?;
             }
             Ok(())
         }

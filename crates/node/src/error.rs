@@ -347,6 +347,14 @@ pub enum Error {
         limit: Duration,
     },
 
+    /// The kernel speaks too old a form of the FUSE protocol.
+    #[error("this kernel's FUSE is too old to serve a volume at {mount_point}; use Linux 4.20 or later",
+        mount_point = .mount_point.display())]
+    FuseTooOld {
+        /// Where the volume was to be mounted.
+        mount_point: PathBuf,
+    },
+
     /// The kernel wrote something that does not follow its documented format.
     #[error("line {line} of {path} is not in the kernel's documented form", path = .path.display())]
     KernelText {

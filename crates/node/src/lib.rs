@@ -13,12 +13,15 @@
 //! Invariant: nothing here shrinks anything, and nothing writes to a device whose content is not
 //! known to be empty (see [`probe`]), except the kernel's filesystem drivers.
 //!
+//! A volume that is not a file of this machine becomes one by [`fuse`], and then all of this holds for it.
+//!
 //! Walls: `unsafe` lives only in [`sys`]; other programs are run only by [`exec`].
 
 pub mod doctor;
 pub mod error;
 pub mod exec;
 pub mod filesystem;
+pub mod fuse;
 mod holders;
 pub mod probe;
 mod reason;

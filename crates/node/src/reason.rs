@@ -45,6 +45,7 @@ impl Error {
             | Error::DeviceWritable { .. }
             | Error::ProgramFailed { .. }
             | Error::ProgramTimedOut { .. }
+            | Error::FuseTooOld { .. }
             | Error::KernelText { .. } => HoldReason::KernelRefused,
         }
     }

@@ -294,6 +294,20 @@ pub fn status_of(path: &Path) -> Result<Option<LoopDevice>> {
     }))
 }
 
+/// The devices that were put on a file of this path, with their numbers. Their files are not asked, so this
+/// also answers for one whose server is dead; it goes by the hint alone (see the module's text).
+pub fn on_path(backing: &Path) -> Result<Vec<(PathBuf, DeviceNumber)>> {
+    let mut devices = Vec::new();
+    for (path, hint) in configured()? {
+        if hint != backing {
+            continue;
+        }
+        let number = DeviceNumber::of_block_device(&path).context("look at", &path)?;
+        devices.extend(number.map(|number| (path, number)));
+    }
+    Ok(devices)
+}
+
 /// Tells the device to look at its file's size again.
 pub fn refresh_size(device: impl AsFd) -> rustix::io::Result<()> {
     // SAFETY: LOOP_SET_CAPACITY takes no argument and touches no memory of this process.

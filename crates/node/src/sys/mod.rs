@@ -6,7 +6,9 @@
 pub mod block;
 pub mod capability;
 pub mod events;
+pub mod fdpass;
 pub mod fsctl;
+pub mod fuse;
 pub mod loopdev;
 pub mod mount;
 pub mod mountinfo;

@@ -152,6 +152,6 @@ pub fn real_path(place: impl AsFd) -> io::Result<PathBuf> {
 }
 
 /// A path that leads to exactly the open file, whatever happens to its name.
-fn proc_path(place: impl AsFd) -> PathBuf {
+pub(super) fn proc_path(place: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", place.as_fd().as_raw_fd()))
 }

@@ -1,0 +1,404 @@
+//! One connection to the kernel: takes requests, answers what it knows, and asks the backing for the rest.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::abi::{self, InvalInodeOut, OutHeader, StoreOut};
+use super::reply::{Job, Pending};
+use super::request::{self, Ask, Node};
+use super::tree::{self, Shown};
+use super::wait::Waiting;
+use super::{Backing, Negotiated, REQUEST_BYTES_MAX};
+use crate::sys::fuse as device;
+
+/// The kernel's unit of `max_pages`, and what a write's data is aligned to in memory.
+const PAGE_BYTES: usize = 4096;
+/// How many requests of data the kernel may have under way. A loop device has 128.
+const BACKGROUND_MAX: u16 = 512;
+/// The most pieces of one answer, below the kernel's 1024 of one call; more are put together.
+const PIECES_MAX: usize = 1000;
+/// What is told at mount and forgotten by the kernel where it does not know it.
+const WANTED: u64 = abi::init::ASYNC_READ
+    | abi::init::BIG_WRITES
+    | abi::init::ASYNC_DIO
+    | abi::init::PARALLEL_DIROPS
+    | abi::init::MAX_PAGES
+    | abi::init::EXT
+    | abi::init::HAS_RESEND;
+
+pub(super) struct Connection {
+    pub(super) device: OwnedFd,
+    pub(super) backing: Arc<dyn Backing>,
+    patience: Duration,
+    pub(super) waiting: Waiting,
+    /// Requests of data that were taken and not answered.
+    under_way: AtomicUsize,
+    /// Set when the kernel said that nothing will come any more.
+    ended: AtomicBool,
+}
+
+impl Connection {
+    pub(super) fn new(device: OwnedFd, backing: Arc<dyn Backing>, patience: Duration) -> Self {
+        Connection {
+            device,
+            backing,
+            patience,
+            waiting: Waiting::default(),
+            under_way: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    /// Does what is asked in `buffer`, which holds one request.
+    pub(super) fn handle(self: &Arc<Self>, buffer: &mut BytesMut) {
+        let Some(request) = request::parse(buffer) else {
+            tracing::error!(len = buffer.len(), "a request without a header");
+            return;
+        };
+        match request.ask {
+            Ok(ask) => self.obey(request.unique, ask, buffer),
+            Err(errno) => self.refuse(request.unique, errno),
+        }
+    }
+
+    fn obey(self: &Arc<Self>, unique: u64, ask: Ask, buffer: &mut BytesMut) {
+        match ask {
+            Ask::Read { offset, len } => {
+                let len = u32::try_from(self.within(offset, u64::from(len))).unwrap_or(len);
+                if len == 0 {
+                    return self.answer(unique, &[]);
+                }
+                self.ask_backing(unique, Job::Read { offset, len });
+            }
+            Ask::Write {
+                offset,
+                data,
+                durable,
+            } => {
+                let data = buffer.split().freeze().slice(data);
+                self.ask_to_write(unique, offset, data, durable);
+            }
+            Ask::Zero {
+                offset,
+                len,
+                deallocate,
+                keep_size,
+            } => {
+                let inside = self.within(offset, len);
+                if self.backing.read_only() {
+                    self.refuse(unique, Errno::ROFS);
+                } else if inside < len && !keep_size {
+                    self.refuse(unique, Errno::NOSPC);
+                } else if inside == 0 {
+                    self.answer(unique, &[]);
+                } else {
+                    let job = Job::Zero {
+                        offset,
+                        len: inside,
+                        deallocate,
+                    };
+                    self.ask_backing(unique, job);
+                }
+            }
+            Ask::Sync => self.ask_backing(unique, Job::Flush),
+            Ask::Unanswered => {}
+            at_once => self.answer_at_once(unique, at_once),
+        }
+    }
+
+    fn ask_to_write(self: &Arc<Self>, unique: u64, offset: u64, mut data: Bytes, fua: bool) {
+        if self.backing.read_only() {
+            return self.refuse(unique, Errno::ROFS);
+        }
+        let asked = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let inside = usize::try_from(self.within(offset, asked)).unwrap_or(data.len());
+        // As at the end of a block device: what fits is written, and nothing fits behind the end.
+        data.truncate(inside);
+        if data.is_empty() && asked > 0 {
+            return self.refuse(unique, Errno::NOSPC);
+        }
+        self.ask_backing(unique, Job::Write { offset, data, fua });
+    }
+
+    /// What can be answered without the backing's data.
+    fn answer_at_once(&self, unique: u64, ask: Ask) {
+        let shown = self.shown();
+        match ask {
+            Ask::Init {
+                major,
+                minor,
+                flags,
+            } => match negotiate(major, minor, flags) {
+                Ok(agreed) => self.answer_init(unique, agreed),
+                Err(errno) => self.refuse(unique, errno),
+            },
+            Ask::Lookup { found: Some(_) } => self.answer_with(unique, shown.entry().as_bytes()),
+            Ask::Lookup { found: None } => self.refuse(unique, Errno::NOENT),
+            Ask::GetAttr(node) => self.answer_with(unique, shown.attributes(node).as_bytes()),
+            Ask::SetAttr {
+                node,
+                size,
+                identity,
+            } => {
+                // To be cut off, or to be stretched by others than its owner, is not for this file. Times
+                // are not kept, and setting them is harmless.
+                let same_size = size.is_none_or(|size| node == Node::Volume && size == shown.size);
+                if same_size && !identity {
+                    self.answer_with(unique, shown.attributes(node).as_bytes());
+                } else {
+                    self.refuse(unique, Errno::PERM);
+                }
+            }
+            Ask::Open { for_writing: true } if shown.read_only => self.refuse(unique, Errno::ROFS),
+            Ask::Open { .. } => self.answer_with(unique, tree::opened().as_bytes()),
+            Ask::OpenDir => self.answer_with(unique, abi::OpenOut::default().as_bytes()),
+            Ask::ReadDir { offset, len } => {
+                self.answer_with(unique, &tree::entries(offset, len));
+            }
+            Ask::StatFs => self.answer_with(unique, shown.statistics().as_bytes()),
+            Ask::Nothing => self.answer_with(unique, &[]),
+            Ask::Read { .. } | Ask::Write { .. } | Ask::Zero { .. } | Ask::Sync => {
+                self.refuse(unique, Errno::IO);
+            }
+            Ask::Unanswered => {}
+        }
+    }
+
+    pub(super) fn answer_init(&self, unique: u64, agreed: Negotiated) {
+        let flags = agreed.flags & WANTED;
+        let pages = usize::try_from(REQUEST_BYTES_MAX).map_or(1, |bytes| bytes / PAGE_BYTES);
+        let answer = abi::InitOut {
+            major: abi::MAJOR,
+            minor: agreed.minor,
+            flags: u32::try_from(flags & u64::from(u32::MAX)).unwrap_or_default(),
+            flags2: u32::try_from(flags >> 32).unwrap_or_default(),
+            max_background: BACKGROUND_MAX,
+            congestion_threshold: BACKGROUND_MAX / 4 * 3,
+            max_write: REQUEST_BYTES_MAX,
+            time_gran: 1,
+            max_pages: u16::try_from(pages).unwrap_or(1),
+            ..abi::InitOut::default()
+        };
+        self.answer_with(unique, answer.as_bytes());
+    }
+
+    fn ask_backing(self: &Arc<Self>, unique: u64, job: Job) {
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+        Pending {
+            connection: Arc::clone(self),
+            unique,
+            job,
+            waits_since: None,
+        }
+        .ask();
+    }
+
+    /// Keeps a request whose volume is not ready, or gives it up when it has waited long enough.
+    pub(super) fn ask_again_later(&self, mut pending: Pending) {
+        let since = *pending.waits_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < self.patience {
+            self.waiting.put(pending);
+        } else {
+            tracing::warn!(patience = ?self.patience, "a request was given up, its volume was not ready");
+            pending.refuse(Errno::TIMEDOUT);
+        }
+    }
+
+    pub(super) fn answered_one(&self) {
+        self.under_way.fetch_sub(1, Ordering::Release);
+    }
+
+    pub(super) fn idle(&self) -> bool {
+        self.under_way.load(Ordering::Acquire) == 0
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_ended(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    fn shown(&self) -> Shown {
+        Shown {
+            size: self.backing.size(),
+            read_only: self.backing.read_only(),
+        }
+    }
+
+    /// How much of a range is inside of the volume.
+    fn within(&self, offset: u64, len: u64) -> u64 {
+        len.min(self.backing.size().saturating_sub(offset))
+    }
+
+    pub(super) fn refuse(&self, unique: u64, errno: Errno) {
+        let header = header(unique, -errno.raw_os_error(), 0);
+        self.send(&[IoSlice::new(header.as_bytes())]);
+    }
+
+    /// Answers with one piece.
+    pub(super) fn answer_with(&self, unique: u64, body: &[u8]) {
+        let header = header(unique, 0, body.len());
+        self.send(&[IoSlice::new(header.as_bytes()), IoSlice::new(body)]);
+    }
+
+    /// Answers with data.
+    pub(super) fn answer(&self, unique: u64, pieces: &[Bytes]) {
+        match pieces {
+            [] => self.answer_with(unique, &[]),
+            [one] => self.answer_with(unique, one),
+            many if many.len() <= PIECES_MAX => {
+                let header = header(unique, 0, many.iter().map(Bytes::len).sum());
+                let mut slices = Vec::with_capacity(many.len() + 1);
+                slices.push(IoSlice::new(header.as_bytes()));
+                slices.extend(many.iter().map(|piece| IoSlice::new(piece)));
+                self.send(&slices);
+            }
+            many => self.answer_with(unique, &many.concat()),
+        }
+    }
+
+    fn send(&self, message: &[IoSlice<'_>]) {
+        match self.write(message) {
+            // The request is gone: its process was killed, or it was delivered again to a successor.
+            Ok(()) | Err(Errno::NOENT) => {}
+            // There is nobody left to be told.
+            Err(Errno::NODEV | Errno::NOTCONN | Errno::PERM) => {}
+            Err(errno) => tracing::error!(%errno, "the kernel did not take an answer"),
+        }
+    }
+
+    /// A message is one call, and is taken whole or not at all.
+    fn write(&self, message: &[IoSlice<'_>]) -> rustix::io::Result<()> {
+        rustix::io::retry_on_intr(|| rustix::io::writev(&self.device, message)).map(drop)
+    }
+
+    /// Tells the kernel something unasked. A file that it does not know (any more) needs no news.
+    fn notify(&self, code: i32, body: &[u8], data: &[u8]) -> rustix::io::Result<()> {
+        let header = header(0, code, body.len() + data.len());
+        let message = [header.as_bytes(), body, data].map(IoSlice::new);
+        match self.write(&message) {
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Tells the kernel the size of now. Storing a byte at the end raises the kernel's idea of the size by
+    /// the size, whatever else goes on; the byte itself is then thrown away.
+    pub(super) fn tell_size(&self) -> rustix::io::Result<()> {
+        let Some(last) = self.backing.size().checked_sub(1) else {
+            return Ok(());
+        };
+        let store = StoreOut {
+            nodeid: abi::VOLUME,
+            offset: last,
+            size: 1,
+            padding: 0,
+        };
+        self.notify(abi::notify::STORE, store.as_bytes(), &[0])?;
+        let forget = InvalInodeOut {
+            ino: abi::VOLUME,
+            offset: i64::try_from(last).map_err(|_| Errno::FBIG)?,
+            len: 1,
+        };
+        self.notify(abi::notify::INVAL_INODE, forget.as_bytes(), &[])
+    }
+
+    /// Has everything delivered again that was taken and not answered.
+    pub(super) fn ask_to_resend(&self) -> rustix::io::Result<()> {
+        self.notify(abi::notify::RESEND, &[], &[])
+    }
+
+    /// Waits for the first request, which says what the kernel can, and answers it.
+    pub(super) fn first_request(&self, limit: Duration) -> rustix::io::Result<Negotiated> {
+        let mut buffer = RequestBuffer::new();
+        if !device::readable(self.device.as_fd(), limit)? {
+            return Err(Errno::TIMEDOUT);
+        }
+        buffer.read(&self.device)?;
+        let request = request::parse(&buffer.bytes).ok_or(Errno::PROTO)?;
+        let Ask::Init {
+            major,
+            minor,
+            flags,
+        } = request.ask?
+        else {
+            return Err(Errno::PROTO);
+        };
+        match negotiate(major, minor, flags) {
+            Ok(agreed) => {
+                self.answer_init(request.unique, agreed);
+                Ok(agreed)
+            }
+            Err(errno) => {
+                self.refuse(request.unique, errno);
+                Err(errno)
+            }
+        }
+    }
+}
+
+/// What an answer, or news, of so many bytes begins with. None has more than [`REQUEST_BYTES_MAX`].
+fn header(unique: u64, error: i32, body_bytes: usize) -> OutHeader {
+    let len = size_of::<OutHeader>() + body_bytes;
+    OutHeader {
+        len: u32::try_from(len).unwrap_or(u32::MAX),
+        error,
+        unique,
+    }
+}
+
+fn negotiate(major: u32, minor: u32, flags: u64) -> Result<Negotiated, Errno> {
+    if major != abi::MAJOR || minor < abi::MINOR_MIN {
+        return Err(Errno::PROTO);
+    }
+    Ok(Negotiated {
+        minor: minor.min(abi::MINOR),
+        flags: flags & WANTED,
+    })
+}
+
+/// Where requests are read into. A write's data is handed out as a part of it; the room behind is used for
+/// the next requests, and the whole again when nobody has a part of it any more.
+pub(super) struct RequestBuffer {
+    pub(super) bytes: BytesMut,
+}
+
+/// What a write's data begins behind.
+const WRITE_HEAD_BYTES: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
+const DATA_BYTES_MAX: usize = 1 << 20;
+const _: () = assert!(DATA_BYTES_MAX == 1 << REQUEST_BYTES_MAX.trailing_zeros());
+/// The largest request, and the alignment before it.
+const ROOM_BYTES: usize = PAGE_BYTES + WRITE_HEAD_BYTES + DATA_BYTES_MAX;
+/// One allocation serves many small writes.
+const BUFFER_BYTES: usize = 4 * ROOM_BYTES;
+
+impl RequestBuffer {
+    pub(super) fn new() -> Self {
+        RequestBuffer {
+            bytes: BytesMut::with_capacity(BUFFER_BYTES),
+        }
+    }
+
+    /// Reads one request.
+    pub(super) fn read(&mut self, device: impl AsFd) -> rustix::io::Result<()> {
+        self.bytes.clear();
+        if self.bytes.capacity() < ROOM_BYTES && !self.bytes.try_reclaim(BUFFER_BYTES) {
+            self.bytes = BytesMut::with_capacity(BUFFER_BYTES);
+        }
+        // So that the data of a write lies on a page's boundary, as direct I/O further down likes it.
+        let at = self.bytes.as_ptr().addr() + WRITE_HEAD_BYTES;
+        let skip = at.next_multiple_of(PAGE_BYTES) - at;
+        self.bytes.resize(skip, 0);
+        bytes::Buf::advance(&mut self.bytes, skip);
+        device::read_request(device, &mut self.bytes)
+    }
+}

@@ -1,0 +1,56 @@
+//! Taking a mount away, also one that nobody serves any more.
+
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use super::VOLUME_NAME;
+use crate::error::{Context, Error, Result};
+use crate::holders;
+use crate::sys::{block, fuse as device, loopdev, mountinfo};
+
+/// Unmounts what is mounted there, if nobody uses it.
+pub(super) fn unmount(mount_point: &Path) -> Result<()> {
+    match device::unmount(mount_point) {
+        Err(Errno::BUSY) => Err(Error::Busy {
+            what: mount_point.to_owned(),
+            holders: holders::of_mount(mount_point),
+            covered_by: None,
+        }),
+        other => other.context("unmount", mount_point),
+    }
+}
+
+/// Clears away a mount whose server has died and that nobody can resume: takes loop devices off its file,
+/// and unmounts it. Answers whether there was one. A device that is still mounted is [`Error::Busy`]: unmount
+/// its filesystem first, which has stopped.
+///
+/// `volume::detach` is not enough for that: it asks the file who it is, and a dead file does not answer. Here
+/// a device is known by the path that it was made with.
+pub fn dismantle(mount_point: &Path) -> Result<bool> {
+    let mounts = mountinfo::read()?;
+    let Some(mount) = mountinfo::at(&mounts, mount_point) else {
+        return Ok(false);
+    };
+    if mount.fs_type != device::FS_TYPE {
+        return Ok(false);
+    }
+    let file = mount_point.join(VOLUME_NAME);
+    for (path, number) in loopdev::on_path(&file)? {
+        if mountinfo::of(&mounts, number).next().is_some() {
+            return Err(Error::Busy {
+                holders: holders::of_device(&path, number),
+                what: path,
+                covered_by: None,
+            });
+        }
+        let node = block::open(&path).context("open", &path)?;
+        match loopdev::clear(&node) {
+            // Somebody else was faster.
+            Ok(()) | Err(Errno::NXIO) => {}
+            Err(errno) => return Err(errno).context("detach", &path),
+        }
+    }
+    unmount(mount_point)?;
+    Ok(true)
+}

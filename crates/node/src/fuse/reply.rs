@@ -1,0 +1,164 @@
+//! The answer to one request of data, which a backing gives when it has it.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use super::abi::WriteOut;
+use super::connection::Connection;
+use super::{BackingError, Chunks};
+
+/// What a backing was asked, kept until it is answered so that it can be asked again.
+#[derive(Clone, Debug)]
+pub(super) enum Job {
+    Read {
+        offset: u64,
+        len: u32,
+    },
+    Write {
+        offset: u64,
+        data: Bytes,
+        fua: bool,
+    },
+    Zero {
+        offset: u64,
+        len: u64,
+        deallocate: bool,
+    },
+    Flush,
+}
+
+/// A request that was taken and not answered yet.
+pub(super) struct Pending {
+    pub(super) connection: Arc<Connection>,
+    pub(super) unique: u64,
+    pub(super) job: Job,
+    /// When it was first answered that the volume is not ready.
+    pub(super) waits_since: Option<Instant>,
+}
+
+impl Pending {
+    /// Asks the backing.
+    pub(super) fn ask(self) {
+        let connection = Arc::clone(&self.connection);
+        let backing = &connection.backing;
+        match self.job.clone() {
+            Job::Read { offset, len } => backing.read(offset, len, Reply::new(self)),
+            Job::Write { offset, data, fua } => backing.write(offset, data, fua, Reply::new(self)),
+            Job::Zero {
+                offset,
+                len,
+                deallocate,
+            } => backing.zero(offset, len, deallocate, Reply::new(self)),
+            Job::Flush => backing.flush(Reply::new(self)),
+        }
+    }
+
+    fn fail(self, error: BackingError) {
+        match error {
+            BackingError::NotReady => {
+                let connection = Arc::clone(&self.connection);
+                connection.ask_again_later(self);
+            }
+            BackingError::Medium => self.refuse(Errno::IO),
+            BackingError::NoSpace => self.refuse(Errno::NOSPC),
+            BackingError::ReadOnly => self.refuse(Errno::ROFS),
+            BackingError::OutOfRange => self.refuse(Errno::NXIO),
+        }
+    }
+
+    pub(super) fn refuse(self, errno: Errno) {
+        self.connection.refuse(self.unique, errno);
+        self.connection.answered_one();
+    }
+
+    fn answer(self, parts: &[Bytes]) {
+        self.connection.answer(self.unique, parts);
+        self.connection.answered_one();
+    }
+
+    fn answer_written(self) {
+        let size = match &self.job {
+            Job::Write { data, .. } => u32::try_from(data.len()).unwrap_or(u32::MAX),
+            _ => return self.answer(&[]),
+        };
+        let written = WriteOut { size, padding: 0 };
+        self.connection.answer_with(self.unique, written.as_bytes());
+        self.connection.answered_one();
+    }
+}
+
+/// The one answer to a request. Dropping it unanswered fails the request: the kernel never waits for
+/// something that nobody has any more.
+pub struct Reply<T> {
+    pending: Option<Pending>,
+    answer: PhantomData<fn(T)>,
+}
+
+impl<T> Reply<T> {
+    pub(super) fn new(pending: Pending) -> Self {
+        Reply {
+            pending: Some(pending),
+            answer: PhantomData,
+        }
+    }
+}
+
+impl Reply<Chunks> {
+    /// Answers a read: all of the bytes that were asked for, or why there are none.
+    pub fn send(mut self, result: Result<Chunks, BackingError>) {
+        let Some(pending) = self.pending.take() else {
+            return;
+        };
+        let chunks = match result {
+            Ok(chunks) => chunks,
+            Err(error) => return pending.fail(error),
+        };
+        let have: usize = chunks.iter().map(Bytes::len).sum();
+        let wanted = match pending.job {
+            Job::Read { len, .. } => usize::try_from(len).ok(),
+            _ => None,
+        };
+        if wanted == Some(have) {
+            pending.answer(&chunks);
+        } else {
+            // A short answer would be taken for the end of the file.
+            tracing::error!(?wanted, have, "a read was answered with another length");
+            pending.refuse(Errno::IO);
+        }
+    }
+}
+
+impl Reply<()> {
+    /// Answers that it was done, or why not.
+    pub fn send(mut self, result: Result<(), BackingError>) {
+        let Some(pending) = self.pending.take() else {
+            return;
+        };
+        match result {
+            Ok(()) => pending.answer_written(),
+            Err(error) => pending.fail(error),
+        }
+    }
+}
+
+impl<T> Drop for Reply<T> {
+    fn drop(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            tracing::error!(job = ?pending.job, "a request was dropped unanswered");
+            pending.refuse(Errno::IO);
+        }
+    }
+}
+
+impl<T> fmt::Debug for Reply<T> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unique = self.pending.as_ref().map(|pending| pending.unique);
+        out.debug_struct("Reply").field("unique", &unique).finish()
+    }
+}

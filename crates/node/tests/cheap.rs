@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use common::{Bench, run};
 use trellis_api::Bytes;
 use trellis_node::sys::loopdev;
-use trellis_node::volume::{self, Snapshot};
+use trellis_node::volume;
 
 const VOLUMES: usize = 12;
 
@@ -33,17 +33,7 @@ fn a_device_that_is_known_is_asked_alone_and_never_believed() {
     let counted = u64::try_from(2 * VOLUMES).unwrap();
     assert_eq!(volume::observations(), observations + counted);
 
-    // One look serves volumes with and without a device.
     let idle = bench.file("idle", Bytes::mib(16));
-    let snapshot = Snapshot::take().unwrap();
-    let in_snapshot = |file| volume::observe_in(&snapshot, file, &staging).unwrap();
-    for file in &files {
-        let (one, other) = (in_snapshot(file), volume::observe(file, &staging).unwrap());
-        assert_eq!(one, other);
-    }
-    assert_eq!(in_snapshot(&idle).device, None);
-    assert_eq!(loopdev::searches(), searches);
-
     // Somebody gives the remembered device to another file.
     let device = loopdev::find(&files[0]).unwrap().unwrap().path;
     let node = device.to_str().unwrap();
@@ -53,7 +43,7 @@ fn a_device_that_is_known_is_asked_alone_and_never_believed() {
     });
     run("losetup", &[node, idle.to_str().unwrap()]);
     assert_eq!(loopdev::find(&files[0]).unwrap(), None);
-    assert_eq!(in_snapshot(&files[0]).device, None);
+    assert_eq!(volume::observe(&files[0], &staging).unwrap().device, None);
     let found = volume::observe(&idle, &staging).unwrap().device.unwrap();
     assert_eq!(found.path, device);
     for file in files.iter().chain([&idle]) {

@@ -31,7 +31,7 @@ const ALWAYS: [&str; 7] = [
 const ON_REQUEST: [&str; 4] = ["btrfs", "iscsi_tcp", "sd_mod", "dm_mod"];
 /// Tools. They are found where a shell finds them and are put in
 /// `/usr/sbin`.
-const TOOLS: [&str; 19] = [
+const TOOLS: [&str; 20] = [
     "mkfs.ext3",
     "mkfs.ext4",
     "mke2fs",
@@ -43,6 +43,7 @@ const TOOLS: [&str; 19] = [
     "mkfs.xfs",
     "xfs_repair",
     "xfs_io",
+    "xfs_growfs",
     "mkfs.btrfs",
     "btrfs",
     "mkswap",

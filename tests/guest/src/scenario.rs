@@ -136,6 +136,15 @@ pub const ALL: &[Scenario] = &[
         limit_s: 240,
         always: true,
     },
+    // Prints how long the filesystem rung takes beside the bare ioctl and the filesystem's own program.
+    Scenario {
+        name: "rung",
+        program: Program::Own("guest-scenario"),
+        arguments: &["rung", "ext4", "ext3", "xfs", "btrfs"],
+        modules: &["btrfs"],
+        limit_s: 900,
+        always: false,
+    },
     // Fails as the matrix does; here in its whole extent, which takes very long on this processor.
     Scenario {
         name: "matrix-ext4-all",

@@ -108,7 +108,8 @@ pub async fn run(
     Ok(())
 }
 
-async fn all_at_once<F, W>(count: usize, work: F) -> anyhow::Result<()>
+/// Does `work` for every number below `count`, many at a time.
+pub async fn all_at_once<F, W>(count: usize, work: F) -> anyhow::Result<()>
 where
     F: Fn(usize) -> W,
     W: Future<Output = anyhow::Result<()>>,
@@ -121,7 +122,7 @@ where
 }
 
 /// Waits until every claim reports `want`.
-async fn all_have(
+pub async fn all_have(
     claims: &Api<PersistentVolumeClaim>,
     count: usize,
     want: Bytes,

@@ -2,9 +2,9 @@
 
 mod claims;
 mod grow;
-mod rung;
 mod service;
 mod statistics;
+mod volumes;
 
 use std::path::PathBuf;
 
@@ -39,6 +39,18 @@ pub enum Bench {
         #[arg(long, default_value_t = 20)]
         idle_seconds: u64,
     },
+    /// Many mounted volumes on one node: what is looked at when one of them grows, and CPU when idle
+    Volumes {
+        /// How many volumes
+        #[arg(long, default_value_t = 500)]
+        volumes: usize,
+        /// Where to run
+        #[arg(long, default_value = "/var/tmp")]
+        directory: PathBuf,
+        /// How long to look at the idle service, in seconds
+        #[arg(long, default_value_t = 30)]
+        idle_seconds: u64,
+    },
 }
 
 /// Builds the binary and runs one benchmark.
@@ -54,16 +66,35 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
             let both = || vec![PathBuf::from("/dev/shm"), PathBuf::from("/var/tmp")];
             for directory in directory.map_or_else(both, |one| vec![one]) {
                 runtime.block_on(grow::run(&binary, &directory, &filesystem, growths))?;
-                rung::run(&directory, growths)?;
             }
-            Ok(())
+            rungs(&binary)
         }
         Bench::Claims {
             claims,
             directory,
             idle_seconds,
         } => runtime.block_on(claims::run(&binary, &directory, claims, idle_seconds)),
+        Bench::Volumes {
+            volumes,
+            directory,
+            idle_seconds,
+        } => runtime.block_on(volumes::run(&binary, &directory, volumes, idle_seconds)),
     }
+}
+
+/// The filesystem rung alone, beside the bare ioctl and the filesystem's own program, of those kinds that this
+/// kernel grows without more than mounting. `cargo xtask guest run rung` shows the others.
+fn rungs(binary: &std::path::Path) -> anyhow::Result<()> {
+    for below in ["/dev/shm", "/var/tmp"] {
+        println!("device larger -> filesystem grown, below {below}");
+        let status = std::process::Command::new(binary.with_file_name("guest-scenario"))
+            .args(["rung", "xfs", "btrfs"])
+            .env("TMPDIR", below)
+            .status()
+            .context("the measurement of the rung cannot be run")?;
+        anyhow::ensure!(status.success(), "the rung could not be measured");
+    }
+    Ok(())
 }
 
 /// The release binary, built now so that it is the code that is looked at.
@@ -78,6 +109,8 @@ fn build() -> anyhow::Result<PathBuf> {
             "trellis",
             "--package",
             "xtask",
+            "--package",
+            "trellis-guest-tests",
         ])
         .current_dir(&root)
         .status()

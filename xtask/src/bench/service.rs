@@ -1,6 +1,7 @@
 //! A service under measurement, and the ways to look at it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -42,12 +43,18 @@ pub struct Flush {
 impl Service {
     /// Starts it and waits until it is up.
     pub fn start(binary: &Path, below: &Path) -> anyhow::Result<Service> {
+        Service::start_told(binary, below, &[])
+    }
+
+    /// Starts it with additional arguments and waits until it is up.
+    pub fn start_told(binary: &Path, below: &Path, arguments: &[&str]) -> anyhow::Result<Service> {
         let dir = tempfile::Builder::new()
             .prefix("trellis-bench-")
             .tempdir_in(below)?;
         let mut child = Command::new(binary)
             .args(["up", "--node", "bench", "--data"])
             .arg(dir.path().join("data"))
+            .args(arguments)
             .stdout(Stdio::piped())
             .spawn()
             .context("the service cannot be started")?;
@@ -83,6 +90,16 @@ impl Service {
             String::from_utf8_lossy(&output.stderr)
         );
         Ok(())
+    }
+
+    /// Its metrics, if it was told to serve them.
+    pub fn metrics(&self) -> anyhow::Result<String> {
+        let address = std::fs::read_to_string(self.dir.path().join("data/metrics"))?;
+        let mut stream = TcpStream::connect(address.trim_end())?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
     }
 
     /// A path in the directory.

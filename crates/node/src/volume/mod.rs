@@ -25,7 +25,6 @@ mod observe;
 mod own;
 mod place;
 mod publish;
-mod snapshot;
 
 use std::path::Path;
 
@@ -39,10 +38,9 @@ pub use fault::Fault;
 pub use format::{Formatted, ensure_filesystem};
 pub use idle::grow_idle;
 pub use observe::{
-    Observation, ObservedFilesystem, Publication, Usage, observations, observe, observe_in, usage,
+    Observation, ObservedFilesystem, Publication, Usage, observations, observe, usage,
 };
 pub use publish::{Published, Source, publish, stage, unpublish, unstage};
-pub use snapshot::Snapshot;
 
 /// Raises the filesystem staged at `staging` to fill its device, and reads the size back.
 pub fn grow_filesystem(kind: FilesystemKind, staging: &Path, device: &Path) -> Result<Outcome> {

@@ -10,12 +10,10 @@ use super::device::{self, AttachedDevice};
 use super::fault::Fault;
 use super::own;
 use super::place::Place;
-use super::snapshot::Snapshot;
 use crate::error::{Context, Error, Result};
 use crate::filesystem::{self, FilesystemKind, Geometry, State};
 use crate::probe::{self, Content};
 use crate::sys::block::DeviceNumber;
-use crate::sys::loopdev::LoopDevice;
 use crate::sys::mountinfo::{self, Mount};
 
 /// Everything that this node knows about a volume, measured.
@@ -77,30 +75,16 @@ pub struct Usage {
 /// How many volumes this process has observed.
 static OBSERVATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// How often this process has observed a volume, over all volumes: what a test counts with.
+/// How often this process has observed a volume, over all volumes.
 pub fn observations() -> u64 {
     OBSERVATIONS.load(Ordering::Relaxed)
 }
 
 /// Observes the volume whose file is `backing` and whose private place is `staging`.
 pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
-    let found = device::find_loop(backing)?;
-    observe_found(backing, staging, found, &mountinfo::read()?)
-}
-
-/// Observes the volume, with a look at the machine's devices and mounts that many observations share.
-pub fn observe_in(snapshot: &Snapshot, backing: &Path, staging: &Path) -> Result<Observation> {
-    let found = snapshot.find(backing)?;
-    observe_found(backing, staging, found, snapshot.mounts())
-}
-
-fn observe_found(
-    backing: &Path,
-    staging: &Path,
-    found: Option<LoopDevice>,
-    mounts: &[Mount],
-) -> Result<Observation> {
     OBSERVATIONS.fetch_add(1, Ordering::Relaxed);
+    let found = device::find_loop(backing)?;
+    let mounts = mountinfo::read()?;
     let backing_size = match device::backing_size(backing) {
         Ok(size) => Some(size),
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
@@ -126,7 +110,7 @@ fn observe_found(
         None => None,
     };
     let is_staging = |mount: &Mount| Some(mount.id) == staging_mount;
-    let staged = mountinfo::of(mounts, device.number).find(|mount| is_staging(mount));
+    let staged = mountinfo::of(&mounts, device.number).find(|mount| is_staging(mount));
     let publications: Vec<Publication> = mounts
         .iter()
         .filter_map(|mount| publication(mount, &device, &is_staging))

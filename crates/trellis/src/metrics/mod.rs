@@ -76,6 +76,7 @@ impl Sources {
         families.extend(claims::growths(self.world.growths.counted()));
         families.extend(claims::usage(&usage));
         families.extend(claims::pools(&pools));
+        families.push(observations());
         families.extend(self.store());
         families.extend(process::families(self.started));
         families.push(build());
@@ -135,6 +136,18 @@ impl Sources {
             ),
         ]
     }
+}
+
+fn observations() -> Family {
+    Family::counter(
+        "trellis_volume_observations_total",
+        "How often a volume was looked at in the kernel, over all volumes of this node.",
+        &[],
+    )
+    .with(
+        Vec::new(),
+        Value::Whole(trellis_node::volume::observations()),
+    )
 }
 
 fn build() -> Family {

@@ -238,3 +238,53 @@ fn how_full_a_volume_is_reaches_its_status() {
     let wide = service.trellis(&["df", "data", "-o", "wide"]);
     assert!(wide.contains("IUSED") && wide.contains("0s ago"), "{wide}");
 }
+
+// Fails if a change of one volume, by its claim or behind the service's back, makes the service look at others.
+#[test]
+fn only_the_volume_that_changed_is_observed() {
+    const VOLUMES: usize = 10;
+    let service = Service::start_told(&[UP, &["--resync-seconds", "3600"]].concat());
+    let name = |index: usize| format!("v{index}");
+    for index in 0..VOLUMES {
+        service.claim(&name(index), "", "320Mi");
+        service.mount(&name(index));
+    }
+    let observed = || scraped(&service).value("trellis_volume_observations_total", &[]);
+    let at_rest = || {
+        let mut before = observed();
+        service.wait("the service is at rest", |_| {
+            std::thread::sleep(std::time::Duration::from_millis(400));
+            let now = observed();
+            (std::mem::replace(&mut before, now) == now).then_some(now)
+        })
+    };
+
+    // As many looks as one volume needs, and fewer than one for each of the others.
+    let before = at_rest();
+    service.trellis(&["grow", "v3", "400Mi", "--wait"]);
+    let for_a_growth = at_rest() - before;
+    assert!(
+        for_a_growth >= 1.0 && for_a_growth < exact(u64::try_from(VOLUMES - 1).unwrap()),
+        "{for_a_growth} observations for the growth of one volume"
+    );
+
+    let before = at_rest();
+    let mount = service.path("mnt-v5");
+    let output = std::process::Command::new("umount")
+        .arg(&mount)
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    service.wait("the missing mount is told", |service| {
+        let attachments = service.objects("attachments.trellis.dev");
+        let held = |each: &&serde_json::Value| each["status"]["hold"]["reason"] == "MountGone";
+        attachments.iter().find(held).map(|each| {
+            assert_eq!(each["spec"]["claimName"], "v5");
+        })
+    });
+    let for_a_loss = at_rest() - before;
+    assert!(
+        for_a_loss >= 1.0 && for_a_loss < exact(u64::try_from(VOLUMES - 1).unwrap()),
+        "{for_a_loss} observations for the loss of one mount"
+    );
+}

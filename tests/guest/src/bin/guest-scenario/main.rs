@@ -9,6 +9,7 @@ mod bytes;
 mod ladder;
 mod load;
 mod matrix;
+mod rung;
 mod service;
 mod volume;
 
@@ -19,7 +20,7 @@ use crate::matrix::Extent;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some((what, names)) = arguments.split_first() else {
-        panic!("usage: guest-scenario ladder|matrix|matrix-all|load FILESYSTEM...")
+        panic!("usage: guest-scenario ladder|matrix|matrix-all|load|rung FILESYSTEM...")
     };
     let kinds: Vec<FilesystemKind> = names.iter().map(|name| name.parse().unwrap()).collect();
     match what.as_str() {
@@ -31,6 +32,7 @@ fn main() {
             .into_iter()
             .for_each(|kind| matrix::run(kind, Extent::Everything)),
         "load" => kinds.into_iter().for_each(load::run),
+        "rung" => kinds.into_iter().for_each(rung::run),
         other => panic!("there is no {other}"),
     }
 }

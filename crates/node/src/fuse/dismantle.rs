@@ -8,6 +8,7 @@ use super::VOLUME_NAME;
 use crate::error::{Context, Error, Result};
 use crate::holders;
 use crate::sys::{block, fuse as device, loopdev, mountinfo};
+use crate::volume::disown;
 
 /// Unmounts what is mounted there, if nobody uses it.
 pub(super) fn unmount(mount_point: &Path) -> Result<()> {
@@ -51,6 +52,8 @@ pub fn dismantle(mount_point: &Path) -> Result<bool> {
             Err(errno) => return Err(errno).context("detach", &path),
         }
     }
+    // If this process worked on the volume, it still has its lock, on the dead file.
+    disown(&file);
     unmount(mount_point)?;
     Ok(true)
 }

@@ -40,6 +40,7 @@ pub use idle::grow_idle;
 pub use observe::{
     Observation, ObservedFilesystem, Publication, Usage, observations, observe, usage,
 };
+pub(crate) use own::disown;
 pub use publish::{Published, Source, publish, stage, unpublish, unstage};
 
 /// Raises the filesystem staged at `staging` to fill its device, and reads the size back.

@@ -67,7 +67,7 @@ pub(super) fn own(backing: &Path) -> Result<bool> {
 }
 
 /// Gives the volume free.
-pub(super) fn disown(backing: &Path) {
+pub(crate) fn disown(backing: &Path) {
     let known = fs::metadata(backing).map(|meta| identity_of(&meta));
     let mut owned = owned();
     match known {

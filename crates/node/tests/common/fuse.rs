@@ -183,8 +183,12 @@ pub struct Place {
 
 impl Place {
     pub fn new(size: Bytes) -> Place {
+        Place::below(&std::env::temp_dir(), size)
+    }
+
+    pub fn below(parent: &Path, size: Bytes) -> Place {
         let place = Place {
-            dir: TempDir::with_prefix("trellis-fuse-").unwrap(),
+            dir: TempDir::with_prefix_in("trellis-fuse-", parent).unwrap(),
         };
         std::fs::create_dir(place.mount_point()).unwrap();
         crate::common::set_size(&place.data(), size);
@@ -241,6 +245,37 @@ impl Drop for Place {
             }
         }
     }
+}
+
+/// Room for one block at an address that direct I/O takes.
+pub struct Aligned {
+    room: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    pub fn new(len: usize) -> Aligned {
+        let room = vec![0; len + 4096];
+        let at = room.as_ptr().addr();
+        Aligned {
+            start: at.next_multiple_of(4096) - at,
+            room,
+            len,
+        }
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.room[self.start..self.start + self.len]
+    }
+}
+
+/// Opens a device or file past every cache.
+pub fn open_direct(path: &Path) -> File {
+    let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap();
+    let mut options = OpenOptions::new();
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, direct);
+    options.read(true).write(true).open(path).unwrap()
 }
 
 /// A block of bytes that differ from block to block and from seed to seed.

@@ -99,6 +99,49 @@ fn a_filesystem_grows_while_it_is_mounted_and_written() {
 }
 
 #[test]
+fn a_device_under_load_can_use_all_of_a_growth_at_once() {
+    // Fails if the kernel does not know the new end of the file although everybody was told of it: it then
+    // refuses to read behind the old one. It throws an answer about the size away when a write has ended
+    // meanwhile, so writes go on all the time.
+    let place = Place::new(Bytes::mib(16));
+    let backing = FileBacking::prompt(&place.data());
+    let mut server = place.serve(&backing);
+    let device = volume::attach(&server.file(), false).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..4u64)
+        .map(|writer| {
+            let (stop, file) = (Arc::clone(&stop), open_direct(&device.path));
+            thread::spawn(move || {
+                let mut block = Aligned::new(4096);
+                while !stop.load(Ordering::Relaxed) {
+                    file.write_all_at(block.bytes(), writer * 8192).unwrap();
+                }
+            })
+        })
+        .collect();
+    let file = open_direct(&device.path);
+    let mut block = Aligned::new(4096);
+    for step in 1..=200u64 {
+        let size = Bytes::new((16 << 20) + step * 4096);
+        backing.grow(size);
+        server.grown().unwrap();
+        let raised = volume::grow_device(&server.file(), size).unwrap();
+        assert!(matches!(raised, Outcome::Raised { to, .. } if to == size));
+        block.bytes().fill(1);
+        file.read_exact_at(block.bytes(), size.get() - 4096)
+            .unwrap();
+        assert!(block.bytes().iter().all(|byte| *byte == 0));
+    }
+    stop.store(true, Ordering::Relaxed);
+    for writer in writers {
+        writer.join().unwrap();
+    }
+    drop(file);
+    volume::detach(&server.file()).unwrap();
+    server.unmount().unwrap();
+}
+
+#[test]
 fn trimming_a_mounted_filesystem_gives_back_the_volumes_space() {
     // Fails if a loop device on FUSE passes no discards on, or only some of them.
     let place = Place::new(Bytes::mib(512));

@@ -25,6 +25,9 @@
 //! That is also why all readers share one descriptor: what was taken through a clone of it
 //! (`FUSE_DEV_IOC_CLONE`) fails with the clone, and could not be delivered again.
 //!
+//! **Space.** A loop device on the file passes discards on as holes ([`Backing::zero`]), so `fstrim` of the
+//! filesystem on top gives the volume's space back. The device takes its unit for that from STATFS.
+//!
 //! **A write may be done twice**, by the dead server and by its successor. In between nobody has been told of
 //! it, so the consumer has not written to the same place again; but a write that the dead server left on its
 //! way must not arrive later than what the successor is asked afterwards. Whoever is behind [`Backing`]
@@ -34,6 +37,10 @@
 //! **Errors.** Medium → EIO, NoSpace → ENOSPC, ReadOnly → EROFS, OutOfRange → ENXIO. NotReady is not told: a
 //! filesystem on top would stop at an error that waiting could have cured. The request is kept and asked
 //! again, for [`Options::patience`] at most, and then fails with ETIMEDOUT.
+//!
+//! **Memory.** A server is on the way of the machine's own writes: should it wait for memory that only its own
+//! writes can free, all stands still. The readers say so to the kernel ([`crate::sys::fuse::flush_io`]);
+//! threads of a backing that allocate while they write should say it too.
 //!
 //! Invariant: nothing that the kernel sends can panic; what is not known is answered ENOSYS.
 //! Invariant: every request that was taken is answered once, also if the backing loses the [`Reply`].

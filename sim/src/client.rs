@@ -123,7 +123,7 @@ impl World {
         let size = u64::from(GEOMETRY.block_bytes);
         let op = IoOp::Write {
             offset: self.rng.below(4) * size,
-            data: Bytes::copy_from_slice(&block_bytes(id)),
+            data: vec![Bytes::copy_from_slice(&block_bytes(id))],
             fua: false,
         };
         self.tell_chief(index, Event::Io { id, op });
@@ -165,11 +165,24 @@ impl World {
             let data: Vec<u8> = (0..count).flat_map(|_| block_bytes(value)).collect();
             IoOp::Write {
                 offset,
-                data: Bytes::from(data),
+                data: self.in_pieces(Bytes::from(data)),
                 fua,
             }
         };
         self.tell_chief(self.current, Event::Io { id, op });
+    }
+
+    /// A client may hand over its bytes in pieces.
+    fn in_pieces(&mut self, mut data: Bytes) -> Vec<Bytes> {
+        let block = usize::try_from(GEOMETRY.block_bytes).unwrap_or(1);
+        let mut pieces = Vec::new();
+        // Only writes that may be seen in part anyway: the model knows those.
+        let whole = data.len() <= usize::try_from(GEOMETRY.region_bytes).unwrap_or(0);
+        while !whole && data.len() > block && self.rng.chance(500) {
+            pieces.push(data.split_to(block));
+        }
+        pieces.push(data);
+        pieces
     }
 
     pub(crate) fn client_read(&mut self, blocks: std::ops::Range<u64>) {

@@ -22,6 +22,12 @@ pub(crate) const GEOMETRY: Geometry = Geometry {
 /// The most events of one history. A history that needs more goes in circles.
 const EVENTS_MAX: u64 = 400_000;
 
+/// So many of a thousand events are taken together with others that come soon after.
+const BATCHED_PER_MILLE: u64 = 250;
+
+/// How soon.
+const BATCH_US: u64 = 300;
+
 pub(crate) const VOLUME: Uuid = Uuid::from_u128(0x7e11);
 
 /// What can happen, and to whom.
@@ -44,6 +50,10 @@ pub(crate) enum Happening {
     Connect { index: usize, node: usize },
     /// Time passes for a coordinator.
     Tick { index: usize },
+    /// A coordinator goes on after several events.
+    Advance { index: usize },
+    /// A replica goes on after several events.
+    Pump { node: usize, life: u64 },
     /// Clients do something.
     Client,
     /// Something goes wrong.
@@ -109,6 +119,7 @@ fn limits() -> Limits {
         window_bytes_max: 1024,
         waiting_max: 64,
         straggler_ms: 250,
+        hedge_ms: 60,
         hang_ms: 800,
         gather_ms: 60,
         growth_ms: 400,
@@ -266,6 +277,27 @@ impl World {
                     self.later(50_000, Happening::Tick { index });
                 }
             }
+            Happening::Advance { index } => {
+                let mut effects = Vec::new();
+                if self.chiefs[index].alive {
+                    self.chiefs[index].coordinator.advance(&mut effects);
+                }
+                for effect in effects {
+                    self.chief_effect(index, effect);
+                }
+            }
+            Happening::Pump { node, life } => {
+                let mut effects = Vec::new();
+                if self.nodes[node].life == life
+                    && let Some(member) = &mut self.nodes[node].member
+                {
+                    member.pump(&mut effects);
+                    member.speak(&mut effects);
+                }
+                for effect in effects {
+                    self.member_effect(node, effect);
+                }
+            }
             Happening::Client => self.client_turn(),
             Happening::Fault => self.fault(),
             Happening::Start { node } => self.start_node(node),
@@ -370,8 +402,18 @@ impl World {
 
     pub(crate) fn tell_member(&mut self, node: usize, event: member::Event) {
         let mut effects = Vec::new();
+        let in_a_batch = self.rng.chance(BATCHED_PER_MILLE);
+        if in_a_batch {
+            let life = self.nodes[node].life;
+            let delay = self.rng.below(BATCH_US);
+            self.later(delay, Happening::Pump { node, life });
+        }
         if let Some(member) = &mut self.nodes[node].member {
-            member.apply(event, &mut effects);
+            if in_a_batch {
+                member.take(event, &mut effects);
+            } else {
+                member.apply(event, &mut effects);
+            }
         }
         for effect in effects {
             self.member_effect(node, effect);
@@ -437,9 +479,17 @@ impl World {
         }
         let mut effects = Vec::new();
         let now_ms = self.now / 1_000;
-        self.chiefs[index]
-            .coordinator
-            .apply(now_ms, event, &mut effects);
+        let in_a_batch = self.rng.chance(BATCHED_PER_MILLE);
+        if in_a_batch {
+            let delay = self.rng.below(BATCH_US);
+            self.later(delay, Happening::Advance { index });
+        }
+        let coordinator = &mut self.chiefs[index].coordinator;
+        if in_a_batch {
+            coordinator.take(now_ms, event, &mut effects);
+        } else {
+            coordinator.apply(now_ms, event, &mut effects);
+        }
         for effect in effects {
             self.chief_effect(index, effect);
         }

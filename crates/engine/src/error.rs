@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
+use crate::drive::Address;
 use crate::replica::{BLOCK, Fault, Identity, NAME_LENGTH_MAX, REPLICAS_MAX, SIZE_MAX};
 
 /// The result of everything in this crate that touches a disk.
@@ -51,6 +52,23 @@ pub enum Error {
     #[error("pool {} is already in use by another process; stop that one first", .path.display())]
     PoolOwned {
         /// The pool's directory.
+        path: PathBuf,
+    },
+
+    /// Another process, or another part of this one, serves the replica.
+    #[error(
+        "replica {} is served by another process; ask that one, or stop it first (nothing was changed)",
+        .path.display()
+    )]
+    ReplicaServed {
+        /// The replica's directory.
+        path: PathBuf,
+    },
+
+    /// A path does not lead to a replica on a pool.
+    #[error("{} is not POOL/replicas/NAME; give the directory of a replica", .path.display())]
+    ReplicaPathBad {
+        /// The path that was given.
         path: PathBuf,
     },
 
@@ -246,6 +264,24 @@ pub enum Error {
     NotAFile {
         /// What was found.
         path: PathBuf,
+    },
+
+    /// A thread could not be started.
+    #[error("could not start a thread; see to the limits of this machine, then try again")]
+    Thread {
+        /// What the operating system said.
+        source: io::Error,
+    },
+
+    /// A place at which a replica is reached cannot be used.
+    #[error("could not {doing} {address}; see to the cause, then try again")]
+    Address {
+        /// The verb.
+        doing: &'static str,
+        /// The place.
+        address: Address,
+        /// What the operating system said.
+        source: io::Error,
     },
 
     /// The operating system refused. What was begun can be begun again.

@@ -6,11 +6,14 @@
 //!   as state machines without I/O. `docs/engine.md` has the argument why nothing that was acknowledged
 //!   is lost; the simulator in `sim/` runs them through crashes, partitions and bad disks.
 //! - [`proto`]: the words that the two share; [`wire`]: their bytes.
+//! - [`drive`]: what runs the two: sockets, files, threads and clocks. A [`drive::ReplicaServer`] serves
+//!   one replica; a [`drive::Volume`] coordinates the replicas of a volume and is what clients use.
 //!
-//! Invariant: nothing here knows Kubernetes, iSCSI or an async runtime. File I/O blocks; a caller
-//! that must not block calls from a thread that may.
+//! Invariant: nothing here knows Kubernetes or iSCSI, and only [`drive`] knows an async runtime. File
+//! I/O elsewhere blocks; a caller that must not block calls from a thread that may.
 
 pub mod coordinator;
+pub mod drive;
 mod error;
 pub mod member;
 pub mod proto;

@@ -2,7 +2,8 @@
 //! client may be told that it has happened.
 //!
 //! Sans-IO: [`Coordinator::apply`] takes the time and an event, and leaves effects in a buffer. One
-//! owner, no locks, no clock, no sockets; the simulator runs it as it is.
+//! owner, no locks, no clock, no sockets; the simulator runs it as it is. A driver with many events at
+//! hand calls [`Coordinator::take`] for each of them and [`Coordinator::advance`] once.
 //!
 //! ```text
 //!               promises and reports of          the decision is durable
@@ -23,16 +24,23 @@
 //!   any of them ──▶ away: connection lost, no answer in time, too far behind
 //! ```
 //!
-//! Files: `takeover` (report, decide, join), `stream` (log and windows), `io` (what clients ask for),
-//! `repair`, `growth`, `change` (who the replicas are), `status`.
+//! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io`
+//! (what clients ask for), `reads`, `settle` (when they are answered), `repair`, `growth`, `snapshot`,
+//! `change` (who the replicas are), `clock`, `status`, `limits`.
 
 mod change;
+mod clock;
 mod growth;
 mod io;
+mod limits;
 mod log;
 mod peer;
+mod reads;
 mod region_set;
 mod repair;
+mod session;
+mod settle;
+mod snapshot;
 mod status;
 mod stream;
 mod takeover;
@@ -42,79 +50,25 @@ use std::collections::{BTreeMap, VecDeque};
 use uuid::Uuid;
 
 use crate::proto::{
-    Answer, Body, Content, Envelope, Epoch, Geometry, Promise, Region, ReplicaId, Request,
-    SnapshotRecord, View,
+    Content, Envelope, Epoch, Geometry, Promise, Region, ReplicaId, SnapshotRecord, View,
 };
 pub use growth::GrowthHeld;
 pub use io::{IoError, IoId, IoOp, IoResult};
-pub use status::{ReplicaState, Status};
+pub use limits::Limits;
+pub use status::{ReplicaState, ReplicaStatus, Status};
 
 use change::Change;
 use growth::Growth;
-use io::{Io, PendingFlush, PendingRead, PendingWrite, Task};
+use io::{Io, Task};
 use log::Log;
-use peer::{Peer, Session};
+use peer::Peer;
+use reads::PendingRead;
+use region_set::RegionSet;
 use repair::RepairRead;
+use settle::{PendingFlush, PendingWrite};
 
 /// Which connection. The driver gives every connection of a process another number.
 pub type SessionId = u64;
-
-/// Bounds on memory and patience.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Entries that are kept for replicas that are behind or were away for a moment.
-    pub log_entries_max: usize,
-    /// Bytes of these entries.
-    pub log_bytes_max: u64,
-    /// Entries that a replica may have unanswered.
-    pub window_entries_max: usize,
-    /// Bytes that a replica may have unanswered.
-    pub window_bytes_max: u64,
-    /// Parts of client requests that may wait.
-    pub waiting_max: usize,
-    /// How long a replica may owe an answer for what the others have answered already.
-    pub straggler_ms: u64,
-    /// How long a replica may owe any answer.
-    pub hang_ms: u64,
-    /// How long a takeover waits for replicas beyond a quorum.
-    pub gather_ms: u64,
-    /// How long replicas have to set space aside, and to raise their size.
-    pub growth_ms: u64,
-    /// How long until a growth that was held is tried again.
-    pub growth_retry_ms: u64,
-    /// How often a new epoch begins while there are writes.
-    pub roll_ms: u64,
-    /// Regions of one replica that are repaired at the same time.
-    pub repairs_per_replica_max: usize,
-    /// Bytes that are repaired in a second, over all replicas, beside what clients wait for.
-    pub repair_bytes_per_second: u64,
-    /// How long until a repair that failed is tried again.
-    pub repair_retry_ms: u64,
-    /// How long a region may be without any holder before somebody decides again.
-    pub retake_ms: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            log_entries_max: 4096,
-            log_bytes_max: 64 << 20,
-            window_entries_max: 256,
-            window_bytes_max: 16 << 20,
-            waiting_max: 1024,
-            straggler_ms: 2_000,
-            hang_ms: 5_000,
-            gather_ms: 500,
-            growth_ms: 2_000,
-            growth_retry_ms: 5_000,
-            roll_ms: 10_000,
-            repairs_per_replica_max: 8,
-            repair_bytes_per_second: 200 << 20,
-            repair_retry_ms: 1_000,
-            retake_ms: 2_000,
-        }
-    }
-}
 
 /// Faults that can be switched on, so that tests show that they would be found.
 #[cfg(feature = "flaws")]
@@ -177,6 +131,11 @@ pub enum Event {
         /// What it wants.
         op: IoOp,
     },
+    /// A client does not wait any longer. What has not begun of its request is not done.
+    Cancel {
+        /// Its request.
+        id: IoId,
+    },
     /// The volume should have this size. A later wish replaces an earlier one.
     Grow {
         /// The size.
@@ -191,6 +150,11 @@ pub enum Event {
     Reconfigure {
         /// The replicas and their consistency factor.
         config: crate::proto::Config,
+    },
+    /// A replica does not belong to the volume any more, and there will be no connection to it.
+    Forget {
+        /// The replica.
+        replica: ReplicaId,
     },
     /// Time has passed. To be said several times a second.
     Tick,
@@ -283,9 +247,9 @@ pub struct Coordinator {
     waiting: VecDeque<Task>,
     writes: BTreeMap<u64, PendingWrite>,
     reads: BTreeMap<u64, PendingRead>,
-    flushes: Vec<PendingFlush>,
-    /// Regions with writes that no complete flush covers, and the last of these.
-    unflushed: BTreeMap<Region, u64>,
+    flushes: VecDeque<PendingFlush>,
+    /// Regions that were written since the last flush was numbered.
+    unflushed: RegionSet,
     tag_last: u64,
 
     repair_reads: BTreeMap<u64, RepairRead>,
@@ -325,8 +289,8 @@ impl Coordinator {
             waiting: VecDeque::new(),
             writes: BTreeMap::new(),
             reads: BTreeMap::new(),
-            flushes: Vec::new(),
-            unflushed: BTreeMap::new(),
+            flushes: VecDeque::new(),
+            unflushed: RegionSet::default(),
             tag_last: 0,
             repair_reads: BTreeMap::new(),
             repair_budget: 0,
@@ -340,6 +304,12 @@ impl Coordinator {
 
     /// Works on one event. Effects are added to `out`.
     pub fn apply(&mut self, now_ms: u64, event: Event, out: &mut Vec<Effect>) {
+        self.take(now_ms, event, out);
+        self.advance(out);
+    }
+
+    /// Takes one event. [`Coordinator::advance`] must follow, after this one or after several.
+    pub fn take(&mut self, now_ms: u64, event: Event, out: &mut Vec<Effect>) {
         self.now = self.now.max(now_ms);
         if self.phase == Phase::Over {
             return self.after_the_end(event, out);
@@ -353,16 +323,17 @@ impl Coordinator {
                 envelope,
             } => self.received(replica, session, envelope, out),
             Event::Io { id, op } => self.io(id, op, out),
+            Event::Cancel { id } => self.cancel(id),
             Event::Grow { to } => self.grow(to),
             Event::Snapshot { id } => self.mark(id),
             Event::Reconfigure { config } => self.reconfigure(config),
+            Event::Forget { replica } => self.forget(replica, out),
             Event::Tick => self.tick(out),
         }
-        self.maintain(out);
     }
 
-    /// Brings everything to where the last event allows it to be.
-    fn maintain(&mut self, out: &mut Vec<Effect>) {
+    /// Brings everything to where the events allow it to be.
+    pub fn advance(&mut self, out: &mut Vec<Effect>) {
         self.gather_step(out);
         if self.phase == Phase::Serving {
             self.settle(out);
@@ -372,6 +343,11 @@ impl Coordinator {
             self.start_waiting(out);
         }
         self.pump_all(out);
+        if !self.waiting.is_empty() {
+            // A read waits until everything before it has been sent, which it has been now.
+            self.start_waiting(out);
+            self.pump_all(out);
+        }
     }
 
     fn after_the_end(&mut self, event: Event, out: &mut Vec<Effect>) {
@@ -403,191 +379,6 @@ impl Coordinator {
                 result: Err(IoError::Deposed),
             });
         }
-    }
-
-    fn opened(&mut self, replica: ReplicaId, session: SessionId, out: &mut Vec<Effect>) {
-        self.drop_session(replica, out);
-        let peer = self.peers.entry(replica).or_default();
-        peer.session = Some(Session::new(session, self.now));
-        self.send(replica, Request::Hello, out);
-    }
-
-    fn closed(&mut self, replica: ReplicaId, session: SessionId) {
-        let ours = self
-            .peers
-            .get(&replica)
-            .and_then(|peer| peer.session.as_ref())
-            .is_some_and(|ours| ours.id == session);
-        if ours {
-            self.forget_session(replica);
-        }
-    }
-
-    /// Closes a replica's session, if it has one.
-    fn drop_session(&mut self, replica: ReplicaId, out: &mut Vec<Effect>) {
-        let session = self
-            .peers
-            .get(&replica)
-            .and_then(|peer| peer.session.as_ref())
-            .map(|session| session.id);
-        if let Some(session) = session {
-            out.push(Effect::Close { replica, session });
-            self.forget_session(replica);
-        }
-    }
-
-    /// What was asked of a replica that is gone is asked of another one.
-    fn forget_session(&mut self, replica: ReplicaId) {
-        if let Some(peer) = self.peers.get_mut(&replica) {
-            peer.session = None;
-            peer.repairs.clear();
-        }
-        self.reads_from_gone(replica);
-        self.repair_reads_from_gone(replica);
-    }
-
-    fn send(&mut self, replica: ReplicaId, request: Request, out: &mut Vec<Effect>) {
-        let Some(session) = self
-            .peers
-            .get_mut(&replica)
-            .and_then(|peer| peer.session.as_mut())
-        else {
-            return;
-        };
-        let index = session.out_index;
-        session.out_index += 1;
-        let envelope = Envelope {
-            volume: self.settings.volume,
-            replica,
-            promise: self.settings.promise,
-            size_version: self.size_version,
-            index,
-            body: Body::Request(request),
-        };
-        out.push(Effect::Send {
-            replica,
-            session: session.id,
-            envelope,
-        });
-    }
-
-    fn received(
-        &mut self,
-        replica: ReplicaId,
-        session: SessionId,
-        envelope: Envelope,
-        out: &mut Vec<Effect>,
-    ) {
-        let Some(ours) = self
-            .peers
-            .get_mut(&replica)
-            .and_then(|peer| peer.session.as_mut())
-            .filter(|ours| ours.id == session)
-        else {
-            return;
-        };
-        let Body::Answer(answer) = envelope.body else {
-            return self.drop_session(replica, out);
-        };
-        if envelope.volume != self.settings.volume || envelope.replica != replica {
-            return self.drop_session(replica, out);
-        }
-        if let Answer::Refused { promise } = answer {
-            if promise > self.settings.promise {
-                return self.end(Effect::Deposed { by: promise }, out);
-            }
-            return self.drop_session(replica, out);
-        }
-        if envelope.promise != self.settings.promise {
-            return self.drop_session(replica, out);
-        }
-        if envelope.index < ours.in_index {
-            return;
-        }
-        if envelope.index > ours.in_index {
-            return self.drop_session(replica, out);
-        }
-        ours.in_index += 1;
-        self.answered(replica, answer, out);
-    }
-
-    fn answered(&mut self, replica: ReplicaId, answer: Answer, out: &mut Vec<Effect>) {
-        match answer {
-            Answer::Welcome(welcome) => self.welcomed(replica, welcome, out),
-            Answer::Refused { .. } => {}
-            Answer::Regions { from, states } => self.reported(replica, from, states, out),
-            Answer::Joined => self.joined(replica),
-            Answer::JoinNoSpace => self.drop_session(replica, out),
-            Answer::Done { seq } => self.done(replica, seq),
-            Answer::Flushed { seq } => self.flushed(replica, seq),
-            Answer::Reserved { size, granted } => self.reserved(replica, size, granted),
-            Answer::Read { tag, result } => self.read_answered(replica, tag, result, out),
-            Answer::RepairDone { region } => self.repaired(replica, region),
-        }
-    }
-
-    fn tick(&mut self, out: &mut Vec<Effect>) {
-        self.patience(out);
-        if self.phase != Phase::Serving {
-            return;
-        }
-        if self.epoch_used
-            && self.now.saturating_sub(self.epoch_since) >= self.settings.limits.roll_ms
-            && let Some(next) = self.epoch.next()
-        {
-            self.epoch = next;
-            self.epoch_since = self.now;
-            self.epoch_used = false;
-        }
-        self.repair_refill();
-        self.forgive_damage(out);
-        self.look_for_orphans(out);
-    }
-
-    /// A region whose holders are all away can be served by nobody. If enough replicas are there, a
-    /// new decision finds the best of what they have.
-    fn look_for_orphans(&mut self, out: &mut Vec<Effect>) {
-        let quorum = self.view.takeover_quorum(|id| self.is_active(id))
-            && self.view.write_quorum(|id| self.is_active(id));
-        if !(quorum && self.has_orphans()) {
-            self.orphaned_since = None;
-            return;
-        }
-        let since = *self.orphaned_since.get_or_insert(self.now);
-        if self.now.saturating_sub(since) >= self.settings.limits.retake_ms {
-            self.end(Effect::Retake, out);
-        }
-    }
-
-    fn has_orphans(&self) -> bool {
-        let mut active = self.peers.values().filter(|peer| peer.is_active());
-        let Some(first) = active.next() else {
-            return false;
-        };
-        first
-            .stale
-            .iter()
-            .any(|region| active.clone().all(|peer| peer.stale.contains(region)))
-    }
-
-    fn mark(&mut self, id: Uuid) {
-        if self.phase != Phase::Serving
-            || self.snapshots.contains_key(&id)
-            || self.snapshots.len() >= crate::proto::SNAPSHOTS_MAX
-        {
-            return;
-        }
-        let record = SnapshotRecord {
-            id,
-            size: self.size,
-            at: crate::proto::Key {
-                epoch: self.epoch,
-                seq: self.seq + 1,
-            },
-        };
-        self.snapshots.insert(id, record);
-        let seq = self.append(crate::proto::EntryOp::Snapshot(record));
-        self.marking.push((seq, record));
     }
 
     fn is_active(&self, id: ReplicaId) -> bool {

@@ -5,13 +5,53 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::SessionId;
 use super::region_set::RegionSet;
 use super::repair::Repair;
-use crate::proto::{Region, RegionState, Welcome};
+use crate::proto::{Epoch, Region, RegionState, Stale, Welcome};
 
 /// What a replica has told of itself.
 #[derive(Clone, Debug)]
 pub(super) struct Report {
     pub(super) welcome: Welcome,
-    pub(super) states: Vec<RegionState>,
+    stamps: Vec<Epoch>,
+    /// Few replicas have many of these, so that a report takes little more than its stamps.
+    stale: BTreeMap<Region, Stale>,
+}
+
+impl Report {
+    pub(super) fn new(welcome: Welcome) -> Report {
+        Report {
+            welcome,
+            stamps: Vec::new(),
+            stale: BTreeMap::new(),
+        }
+    }
+
+    /// How many regions have been told of.
+    pub(super) fn regions(&self) -> usize {
+        self.stamps.len()
+    }
+
+    /// Adds the next page.
+    pub(super) fn extend(&mut self, page: Vec<RegionState>) {
+        for state in page {
+            let region = Region(u32::try_from(self.stamps.len()).unwrap_or(u32::MAX));
+            self.stamps.push(state.stamp);
+            if let Some(stale) = state.stale {
+                self.stale.insert(region, stale);
+            }
+        }
+    }
+
+    /// What is known of a region. One that the replica does not have was never written there.
+    pub(super) fn state(&self, region: Region) -> RegionState {
+        RegionState {
+            stamp: self
+                .stamps
+                .get(region.index())
+                .copied()
+                .unwrap_or(Epoch::NEVER),
+            stale: self.stale.get(&region).copied(),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -56,6 +96,8 @@ pub(super) struct Session {
     pub(super) sent: VecDeque<Sent>,
     pub(super) sent_bytes: u64,
     pub(super) reads: usize,
+    /// It owes a read for so long that another replica was asked.
+    pub(super) is_late: bool,
     /// The size that its join asks for.
     pub(super) join_size: u64,
 }
@@ -75,6 +117,7 @@ impl Session {
             sent: VecDeque::new(),
             sent_bytes: 0,
             reads: 0,
+            is_late: false,
             join_size: 0,
         }
     }
@@ -102,6 +145,8 @@ pub(super) struct Peer {
     pub(super) repair_cursor: Region0,
     pub(super) repair_retry_at: u64,
     pub(super) size: u64,
+    /// The last entry that it was known to have applied, whether it is there or not.
+    pub(super) applied: u64,
 }
 
 /// A region that is the first one by default.

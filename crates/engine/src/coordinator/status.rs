@@ -17,12 +17,29 @@ pub struct Status {
     pub size_converged: bool,
     /// The size that is served.
     pub size: u64,
+    /// The size that is wanted, if that is more.
+    pub growing_to: Option<u64>,
     /// Why a growth does not go on.
     pub growth_held: Option<GrowthHeld>,
     /// Who the replicas are.
     pub view: View,
-    /// How each of them is.
-    pub replicas: BTreeMap<ReplicaId, ReplicaState>,
+    /// How each of them is, and of those that are on their way to be one.
+    pub replicas: BTreeMap<ReplicaId, ReplicaStatus>,
+    /// The generation of this coordinator.
+    pub generation: u64,
+}
+
+/// How a replica is, in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaStatus {
+    /// Its state.
+    pub state: ReplicaState,
+    /// Its size, as far as it is known; zero if it has not been there yet.
+    pub size: u64,
+    /// Entries that it has not applied.
+    pub behind_entries: u64,
+    /// Bytes of these, as far as they are remembered.
+    pub behind_bytes: u64,
 }
 
 /// How a replica is.
@@ -59,14 +76,30 @@ impl Coordinator {
                     peer.is_some_and(|peer| peer.is_active() && peer.size >= self.size)
                 }),
             size: self.size,
+            growing_to: Some(self.growth.goal).filter(|goal| *goal > self.size),
+            generation: self.settings.promise.generation,
             growth_held: self.growth.held,
             view: self.view.clone(),
             replicas: self
                 .peers
                 .iter()
-                .map(|(id, peer)| (*id, state(peer)))
+                .map(|(id, peer)| (*id, self.replica_status(peer)))
                 .collect(),
         }
+    }
+
+    fn replica_status(&self, peer: &Peer) -> ReplicaStatus {
+        ReplicaStatus {
+            state: state(peer),
+            size: peer.size,
+            behind_entries: self.seq.saturating_sub(peer.applied),
+            behind_bytes: self.log.bytes_after(peer.applied),
+        }
+    }
+
+    /// Why a growth does not go on.
+    pub fn growth_held(&self) -> Option<GrowthHeld> {
+        self.growth.held
     }
 
     /// Whether nothing more will be done.

@@ -130,6 +130,7 @@ impl Coordinator {
             return;
         }
         session.acked = session.acked.max(seq);
+        peer.applied = session.acked;
         while let Some(sent) = session.sent.front().filter(|sent| sent.seq <= seq) {
             session.sent_bytes -= sent.bytes;
             session.sent.pop_front();

@@ -22,7 +22,8 @@ use super::peer::{Report, Stage};
 use super::region_set::RegionSet;
 use super::{Coordinator, Effect, Phase};
 use crate::proto::{
-    Epoch, JoinTerms, Key, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request, Welcome,
+    Epoch, JoinTerms, Key, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request, View,
+    Welcome,
 };
 
 /// A replica's terms, as far as its regions are concerned.
@@ -30,15 +31,6 @@ use crate::proto::{
 struct Regions {
     stale: Vec<Region>,
     restamp: Vec<Region>,
-}
-
-const NEVER: RegionState = RegionState {
-    stamp: Epoch::NEVER,
-    stale: None,
-};
-
-fn state_of(report: &Report, index: usize) -> RegionState {
-    report.states.get(index).copied().unwrap_or(NEVER)
 }
 
 fn key_of(report: &Report, state: RegionState) -> Key {
@@ -70,6 +62,7 @@ impl Coordinator {
         let known = peer.joined && peer.stale.is_empty();
         if known && key.epoch.generation() == generation && in_log && large_enough {
             peer.size = welcome.size;
+            peer.applied = key.seq;
             session.start(Stage::Active, self.now);
             session.cursor = key.seq;
             session.acked = key.seq;
@@ -78,13 +71,8 @@ impl Coordinator {
             return;
         }
         let regions = self.settings.geometry.regions(welcome.size);
-        session.start(
-            Stage::Reporting(Report {
-                welcome,
-                states: Vec::new(),
-            }),
-            self.now,
-        );
+        peer.size = welcome.size;
+        session.start(Stage::Reporting(Report::new(welcome)), self.now);
         if regions == 0 {
             return self.drop_session(replica, out);
         }
@@ -111,37 +99,30 @@ impl Coordinator {
             return self.drop_session(replica, out);
         };
         let regions = geometry.regions(report.welcome.size);
-        if from.index() != report.states.len()
-            || page.is_empty()
-            || page.len() > REGIONS_PER_PAGE_MAX
+        if from.index() != report.regions() || page.is_empty() || page.len() > REGIONS_PER_PAGE_MAX
         {
             return self.drop_session(replica, out);
         }
-        report.states.extend(page);
-        if report.states.len() < regions {
-            let next = Region(u32::try_from(report.states.len()).unwrap_or(u32::MAX));
+        report.extend(page);
+        if report.regions() < regions {
+            let next = region_at(report.regions());
             session.since = now;
             return self.send(replica, Request::Regions { from: next }, out);
         }
-        let report = report.clone();
-        self.learn(&report, out);
-        if let Some(session) = self
-            .peers
-            .get_mut(&replica)
-            .and_then(|peer| peer.session.as_mut())
-        {
-            session.start(Stage::Reported(report.clone()), now);
-        }
-        if matches!(self.phase, Phase::Installing | Phase::Serving) {
-            self.join_late(replica, &report, out);
+        if let Stage::Reporting(report) = std::mem::replace(&mut session.stage, Stage::Joining) {
+            let view = report.welcome.view.clone();
+            if matches!(self.phase, Phase::Installing | Phase::Serving) {
+                return self.join_late(replica, &report, out);
+            }
+            session.start(Stage::Reported(report), now);
+            self.learn(&view, out);
         }
     }
 
     /// A replica may know a later view than we were told.
-    fn learn(&mut self, report: &Report, out: &mut Vec<Effect>) {
-        let gathering = matches!(self.phase, Phase::Gathering { .. });
-        if gathering && report.welcome.view.version > self.view.version {
-            self.view = report.welcome.view.clone();
+    fn learn(&mut self, view: &View, out: &mut Vec<Effect>) {
+        if view.version > self.view.version {
+            self.view = view.clone();
             out.push(Effect::ViewChanged {
                 view: self.view.clone(),
             });
@@ -178,11 +159,25 @@ impl Coordinator {
         }
     }
 
+    fn take_report(&mut self, id: ReplicaId) -> Option<Report> {
+        let session = self.peers.get_mut(&id)?.session.as_mut()?;
+        match std::mem::replace(&mut session.stage, Stage::Joining) {
+            Stage::Reported(report) => Some(report),
+            other => {
+                session.stage = other;
+                None
+            }
+        }
+    }
+
     fn decide(&mut self, out: &mut Vec<Effect>) {
         let reports: Vec<(ReplicaId, Report)> = self
             .peers
             .keys()
-            .filter_map(|id| Some((*id, self.report_of(*id)?.clone())))
+            .copied()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .filter_map(|id| Some((id, self.take_report(id)?)))
             .collect();
         for (_, Report { welcome, .. }) in &reports {
             self.size = self.size.max(welcome.size);
@@ -195,14 +190,16 @@ impl Coordinator {
         let regions = self.settings.geometry.regions(self.size);
         self.stamps = vec![Epoch::NEVER; regions];
         for index in 0..regions {
-            self.stamps[index] = choose(&reports, index, self.epoch, &mut terms);
+            self.stamps[index] = choose(&reports, region_at(index), self.epoch, &mut terms);
         }
         // What a predecessor acknowledged may be in caches only. The first flush answers for it too, so
         // it needs CF holders of every region, each of which synced when it joined or was repaired.
-        self.unflushed = (0..regions)
-            .filter(|index| self.stamps[*index] != Epoch::NEVER)
-            .map(|index| (region_at(index), 0))
-            .collect();
+        self.unflushed = RegionSet::default();
+        for index in 0..regions {
+            if self.stamps[index] != Epoch::NEVER {
+                self.unflushed.insert(region_at(index));
+            }
+        }
         self.phase = Phase::Installing;
         for ((replica, _), terms) in reports.iter().zip(terms) {
             self.join(*replica, terms, out);
@@ -212,8 +209,9 @@ impl Coordinator {
     fn join_late(&mut self, replica: ReplicaId, report: &Report, out: &mut Vec<Effect>) {
         let mut terms = Regions::default();
         for (index, stamp) in self.stamps.iter().enumerate() {
-            if !is_same(report, state_of(report, index), *stamp) {
-                terms.stale.push(region_at(index));
+            let region = region_at(index);
+            if !is_same(report, report.state(region), *stamp) {
+                terms.stale.push(region);
             }
         }
         self.join(replica, terms, out);
@@ -272,6 +270,7 @@ impl Coordinator {
             return;
         }
         peer.joined = true;
+        peer.applied = session.acked;
         peer.size = peer.size.max(session.join_size);
         // The replica synced before it joined.
         session.flushed = session.acked;
@@ -287,12 +286,12 @@ fn region_at(index: usize) -> Region {
 /// Chooses whose bytes count for one region, tells every replica, and returns the region's stamp.
 fn choose(
     reports: &[(ReplicaId, Report)],
-    index: usize,
+    region: Region,
     epoch: Epoch,
     terms: &mut [Regions],
 ) -> Epoch {
     let rank = |report: &Report| {
-        let state = state_of(report, index);
+        let state = report.state(region);
         (
             key_of(report, state),
             state.stale.is_none(),
@@ -302,12 +301,12 @@ fn choose(
     let Some((chosen_id, chosen)) = reports.iter().max_by_key(|(_, report)| rank(report)) else {
         return Epoch::NEVER;
     };
-    let state = state_of(chosen, index);
+    let state = chosen.state(region);
     let key = key_of(chosen, state);
     let restamp = state.stale.is_some() || state.stamp >= key.epoch;
     let stamp = if restamp { epoch } else { state.stamp };
     for ((id, report), terms) in reports.iter().zip(terms) {
-        let theirs = state_of(report, index);
+        let theirs = report.state(region);
         let at_same_key = report.welcome.exact
             && chosen.welcome.exact
             && report.welcome.key == chosen.welcome.key
@@ -315,10 +314,10 @@ fn choose(
             && state.stale.is_none();
         if id == chosen_id || at_same_key {
             if restamp {
-                terms.restamp.push(region_at(index));
+                terms.restamp.push(region);
             }
         } else if !is_same(report, theirs, stamp) {
-            terms.stale.push(region_at(index));
+            terms.stale.push(region);
         }
     }
     stamp

@@ -109,6 +109,7 @@ impl Member {
         }
         self.applied = self.meta.durable;
         self.exact = false;
+        self.unsaid = None;
         out.push(Effect::Note { key: self.applied });
         self.close(out);
     }

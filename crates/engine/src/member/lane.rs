@@ -10,6 +10,9 @@ use crate::proto::{
     ReadFault, Region, Request, SNAPSHOTS_MAX, Stale, Welcome, overlap,
 };
 
+/// How many waiting requests are looked at for stamps that can be made durable together.
+const STAMPS_AHEAD_MAX: usize = 1024;
+
 /// What the ordered lane does next when the disk has answered.
 pub(super) enum Work {
     /// A promise is being made durable.
@@ -53,7 +56,7 @@ pub(super) enum Work {
 
 impl Member {
     /// Starts whatever can start.
-    pub(super) fn pump(&mut self, out: &mut Vec<Effect>) {
+    pub fn pump(&mut self, out: &mut Vec<Effect>) {
         while !self.halted && self.lane.is_none() {
             if let Some(hello) = self.hello {
                 // The welcome says how far the bytes are, so nothing may be under way.
@@ -66,12 +69,12 @@ impl Member {
             }
             let Some(bound) = &mut self.bound else { break };
             let session = bound.session;
-            let Some(request) = bound.queue.pop_front() else {
+            let Some(request) = bound.pop() else {
                 break;
             };
             if let Some(later) = self.start(session, request, out) {
                 if let Some(bound) = &mut self.bound {
-                    bound.queue.push_front(later);
+                    bound.push_front(later);
                 }
                 break;
             }
@@ -183,11 +186,11 @@ impl Member {
         };
         let (op, work) = match entry.op {
             EntryOp::Skip { region } if self.meta.region(region).stale.is_some() => {
-                self.advance(session, key, out);
+                self.advance(session, key);
                 return None;
             }
             EntryOp::Flush => {
-                self.advance(session, key, out);
+                self.advance(session, key);
                 self.flush_later(Item::Key { session, key });
                 return None;
             }
@@ -256,7 +259,7 @@ impl Member {
         self.overlay(region, range.0, range.1);
         if state.stamp < entry.key.epoch {
             let change = MetaChange {
-                stamps: vec![(region, entry.key.epoch)],
+                stamps: self.stamps_ahead(region, entry.key.epoch),
                 ..MetaChange::default()
             };
             let work = Work::Stamp { session, entry };
@@ -265,6 +268,43 @@ impl Member {
             self.write_entry(session, entry, out);
         }
         None
+    }
+
+    /// The stamps that this write needs, and those that the writes behind it will need: one sync does
+    /// for all of them. A stamp that comes before its write, or whose write never comes, costs no more
+    /// than a repair that was not needed.
+    fn stamps_ahead(&self, region: Region, epoch: Epoch) -> Vec<(Region, Epoch)> {
+        let mut regions = vec![region];
+        let waiting = self.bound.iter().flat_map(|bound| &bound.queue);
+        for request in waiting.take(STAMPS_AHEAD_MAX) {
+            let Request::Entry(entry) = request else {
+                continue;
+            };
+            if entry.key.epoch != epoch {
+                break;
+            }
+            let (offset, length) = match &entry.op {
+                EntryOp::Write { offset, data } => {
+                    (*offset, u64::try_from(data.len()).unwrap_or(u64::MAX))
+                }
+                EntryOp::Zero { offset, length } => (*offset, *length),
+                _ => continue,
+            };
+            if !self
+                .geometry
+                .allows_in_region(offset, length, self.meta.size)
+            {
+                break;
+            }
+            let region = self.geometry.region_of(offset);
+            let state = self.meta.region(region);
+            if state.stamp < epoch && state.stale.is_none() {
+                regions.push(region);
+            }
+        }
+        regions.sort();
+        regions.dedup();
+        regions.into_iter().map(|region| (region, epoch)).collect()
     }
 
     fn write_entry(&mut self, session: SessionId, entry: Entry, out: &mut Vec<Effect>) {
@@ -403,10 +443,9 @@ impl Member {
     }
 
     /// The bytes up to `key` are written.
-    fn advance(&mut self, session: SessionId, key: Key, out: &mut Vec<Effect>) {
+    fn advance(&mut self, session: SessionId, key: Key) {
         self.applied = key;
-        out.push(Effect::Note { key });
-        self.answer(session, Answer::Done { seq: key.seq }, out);
+        self.unsaid = Some((session, key));
     }
 
     pub(super) fn lane_step(&mut self, work: Work, result: DiskResult, out: &mut Vec<Effect>) {
@@ -415,7 +454,7 @@ impl Member {
             Work::Promise(hello) if done => self.welcome(hello, out),
             Work::Stamp { session, entry } if done => self.write_entry(session, entry, out),
             Work::Dropped => {}
-            Work::Data { session, key } if done => self.advance(session, key, out),
+            Work::Data { session, key } if done => self.advance(session, key),
             // The bytes there are unknown; the stamp says so to whoever asks. Come again.
             Work::Data { .. } | Work::RepairWrite { .. } if !done => {
                 self.exact = false;
@@ -430,9 +469,9 @@ impl Member {
             Work::Reserve { session, key, size } => {
                 let granted = done;
                 self.answer(session, Answer::Reserved { size, granted }, out);
-                self.advance(session, key, out);
+                self.advance(session, key);
             }
-            Work::Record { session, key } if done => self.advance(session, key, out),
+            Work::Record { session, key } if done => self.advance(session, key),
             // A size that does not fit: whoever wants it must make it part of a join.
             Work::Record { .. } if result == DiskResult::NoSpace => self.halt(out),
             Work::JoinSync { session, terms } if done => self.join_size(session, terms, out),
@@ -457,6 +496,8 @@ impl Member {
     }
 
     fn welcome(&mut self, hello: Waiting, out: &mut Vec<Effect>) {
+        // What the welcome says must outlive this process.
+        self.speak(out);
         if self.hello.is_some() {
             // A later coordinator came while the promise was written.
             return;
@@ -467,6 +508,7 @@ impl Member {
             in_index: 1,
             takes_part: false,
             queue: std::collections::VecDeque::new(),
+            queue_bytes: 0,
             stale: Vec::new(),
             restamp: Vec::new(),
         });

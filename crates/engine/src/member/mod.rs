@@ -18,6 +18,12 @@
 //! entries before it. *The flush lane* syncs and then makes a key durable, while the ordered lane goes
 //! on; what waits for a sync shares one.
 //!
+//! # Many events, one answer
+//!
+//! [`Member::apply`] is three steps: [`Member::take`] takes an event, [`Member::pump`] starts what can
+//! start, [`Member::speak`] says how far the entries are. A driver with many events at hand takes them
+//! all before it goes on, and lets the member speak once: one note and one answer for all of them.
+//!
 //! # What is durable when
 //!
 //! - A promise: before the welcome. From then on an older coordinator is refused. That is the fence.
@@ -37,8 +43,8 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::proto::{
-    Answer, Body, Content, Envelope, Geometry, Key, Meta, MetaChange, Promise, Region, ReplicaId,
-    Request,
+    Answer, Body, Content, Entry, EntryOp, Envelope, Geometry, Key, Meta, MetaChange, Promise,
+    Region, ReplicaId, Request,
 };
 use flush::FlushLane;
 use lane::Work;
@@ -180,9 +186,45 @@ struct Bound {
     /// Whether a `Join` or `Resume` has been worked on.
     takes_part: bool,
     queue: VecDeque<Request>,
+    /// The bytes of writes and repairs in the queue.
+    queue_bytes: u64,
     /// The regions of the next `Join`.
     stale: Vec<Region>,
     restamp: Vec<Region>,
+}
+
+impl Bound {
+    fn push(&mut self, request: Request) {
+        self.queue_bytes += weight(&request);
+        self.queue.push_back(request);
+    }
+
+    fn pop(&mut self) -> Option<Request> {
+        let request = self.queue.pop_front()?;
+        self.queue_bytes -= weight(&request);
+        Some(request)
+    }
+
+    /// Gives a request back that must wait.
+    fn push_front(&mut self, request: Request) {
+        self.queue_bytes += weight(&request);
+        self.queue.push_front(request);
+    }
+}
+
+/// The bytes that a request holds.
+fn weight(request: &Request) -> u64 {
+    match request {
+        Request::Entry(Entry {
+            op: EntryOp::Write { data, .. },
+            ..
+        })
+        | Request::RepairData {
+            content: Content::Data(data),
+            ..
+        } => u64::try_from(data.len()).unwrap_or(u64::MAX),
+        _ => 0,
+    }
 }
 
 /// A read at the disk.
@@ -211,6 +253,8 @@ pub struct Member {
     /// Whether the bytes are at exactly that key: no write has failed or been cut by a crash.
     exact: bool,
     halted: bool,
+    /// The last entry that was applied and not answered, and the session that waits for it.
+    unsaid: Option<(SessionId, Key)>,
     bound: Option<Bound>,
     hello: Option<Waiting>,
     lane: Option<(u64, Work)>,
@@ -241,6 +285,7 @@ impl Member {
             applied,
             exact: false,
             halted: false,
+            unsaid: None,
             bound: None,
             hello: None,
             lane: None,
@@ -272,6 +317,32 @@ impl Member {
 
     /// Works on one event. Effects are added to `out`.
     pub fn apply(&mut self, event: Event, out: &mut Vec<Effect>) {
+        self.take(event, out);
+        self.pump(out);
+        self.speak(out);
+    }
+
+    /// Whether it obeys a session, or will as soon as its promise is durable.
+    pub fn obeys(&self, session: SessionId) -> bool {
+        let promised = match &self.lane {
+            Some((_, Work::Promise(hello))) => hello.session == session,
+            _ => false,
+        };
+        promised
+            || self.is_bound(session)
+            || self.hello.is_some_and(|hello| hello.session == session)
+    }
+
+    /// How many requests of a session wait, and how many bytes these have.
+    pub fn backlog(&self, session: SessionId) -> (usize, u64) {
+        match &self.bound {
+            Some(bound) if bound.session == session => (bound.queue.len(), bound.queue_bytes),
+            _ => (0, 0),
+        }
+    }
+
+    /// Takes one event. [`Member::pump`] and [`Member::speak`] must follow.
+    pub fn take(&mut self, event: Event, out: &mut Vec<Effect>) {
         if self.halted {
             return;
         }
@@ -287,7 +358,18 @@ impl Member {
             }
             Event::Disk { token, result } => self.disk(token, result, out),
         }
-        self.pump(out);
+    }
+
+    /// Says how far the entries are that were applied since it was last said: first to whoever opens
+    /// this replica after us, then to the coordinator.
+    pub fn speak(&mut self, out: &mut Vec<Effect>) {
+        if self.halted {
+            return;
+        }
+        if let Some((session, key)) = self.unsaid.take() {
+            out.push(Effect::Note { key: self.applied });
+            self.answer(session, Answer::Done { seq: key.seq }, out);
+        }
     }
 
     fn is_bound(&self, session: SessionId) -> bool {
@@ -334,7 +416,7 @@ impl Member {
         }
         let Some(bound) = &mut self.bound else { return };
         if bound.session != session {
-            bound.queue.push_back(request);
+            bound.push(request);
             return;
         }
         if envelope.index < bound.in_index {
@@ -344,7 +426,7 @@ impl Member {
             return self.close(out);
         }
         bound.in_index += 1;
-        bound.queue.push_back(request);
+        bound.push(request);
     }
 
     fn hello(&mut self, session: SessionId, promise: Promise, out: &mut Vec<Effect>) {

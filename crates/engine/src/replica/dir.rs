@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use trellis_api::Bytes;
 
@@ -150,6 +150,23 @@ impl Dir {
         Ok(names)
     }
 
+    /// Locks the directory against every other opening of it, in this process or another. Nothing if
+    /// somebody else has it. The lock ends with [`Dir::unlock`] or when the directory is closed.
+    pub(super) fn try_lock(&self) -> Result<bool> {
+        match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(failed("lock", &self.path)(errno)),
+        }
+    }
+
+    pub(super) fn unlock(&self) {
+        // A lock that stays is noticed by whoever wants it next; it ends with the directory.
+        if let Err(errno) = rustix::fs::flock(&self.fd, FlockOperation::Unlock) {
+            tracing::warn!("could not unlock {}: {errno}", self.path.display());
+        }
+    }
+
     /// Makes the names in this directory durable.
     pub(super) fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.fd).map_err(failed("sync", &self.path))
@@ -234,6 +251,18 @@ pub(super) fn extend(file: &File, path: &Path, length: Bytes) -> Result<()> {
 pub(super) fn allocate(file: &File, from: Bytes, to: Bytes) -> std::result::Result<(), Errno> {
     let length = to.saturating_sub(from).get();
     uninterrupted(|| rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, from.get(), length))
+}
+
+/// Makes a hole in a file and leaves its length alone.
+pub(crate) fn punch(file: &File, offset: u64, length: u64) -> std::result::Result<(), Errno> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    uninterrupted(|| rustix::fs::fallocate(file, flags, offset, length))
+}
+
+/// Zeros a range of a file and keeps its space.
+pub(crate) fn zero(file: &File, offset: u64, length: u64) -> std::result::Result<(), Errno> {
+    let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+    uninterrupted(|| rustix::fs::fallocate(file, flags, offset, length))
 }
 
 /// Makes a file's bytes, and as much of its metadata as is needed to read them, durable.

@@ -52,6 +52,7 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 pub struct MetaStore {
     replica: Replica,
     geometry: Geometry,
+    provisioning: Provisioning,
     files: [File; 2],
     log: File,
     paths: [PathBuf; 3],
@@ -127,6 +128,7 @@ impl MetaStore {
         let mut store = MetaStore {
             replica: replica.clone(),
             geometry,
+            provisioning: Provisioning::Thin,
             files,
             log: open_or_make(dir, LOG)?,
             paths: [dir.join(a), dir.join(b), dir.join(LOG)],
@@ -149,6 +151,13 @@ impl MetaStore {
         store.rewrite()?;
         dir.sync()?;
         Ok(store)
+    }
+
+    /// The same store, which raises the size of its replica in that way.
+    #[must_use]
+    pub fn provisioned(mut self, provisioning: Provisioning) -> MetaStore {
+        self.provisioning = provisioning;
+        self
     }
 
     fn recover(&mut self) -> Result<()> {
@@ -223,7 +232,7 @@ impl MetaStore {
         if let Some((size, _)) = change.size
             && size > self.replica.size().get()
         {
-            self.replica.grow(Bytes::new(size), Provisioning::Thin)?;
+            self.replica.grow(Bytes::new(size), self.provisioning)?;
         }
         if self.log_length >= LOG_BYTES_MAX {
             self.rewrite()?;

@@ -7,6 +7,7 @@
 //! POOL/replicas/NAME/superblock.b    4 KiB: the same, or one size older
 //! POOL/replicas/NAME/data            the bytes: a plain sparse file
 //! POOL/replicas/NAME/meta.*          of a replicated volume: promise, keys, stamps (module `meta`)
+//! POOL/replicas/NAME/note            of a replicated volume: how far the bytes are (module `note`)
 //! POOL/replicas/.making-NAME/        a creation that has not been published
 //! POOL/replicas/.removing-NAME/      a removal that has not been finished
 //! ```
@@ -81,17 +82,21 @@
 //!
 //! A [`Pool`] holds the lock, and so does every [`Replica`] that came from it. All handles on one
 //! replica share one state, so that two of them cannot write superblocks past each other, and a
-//! handle on a removed replica says so instead of growing an unlinked file.
+//! handle on a removed replica says so instead of growing an unlinked file. A replica that is served
+//! belongs to the process that serves it (module `serve`): beside it a pool still makes, removes,
+//! counts and measures.
 //!
-//! Deliberately absent: shrinking, and any way to read or write a volume's bytes.
+//! Deliberately absent: shrinking.
 
 mod check;
 mod dir;
 mod id;
 mod meta;
 mod name;
+mod note;
 mod pair;
 mod pool;
+mod serve;
 mod store;
 mod superblock;
 
@@ -103,8 +108,10 @@ use uuid::Uuid;
 use crate::{Error, Result};
 
 pub use check::{Finding, Report, Severity, check};
+pub(crate) use dir::{punch, zero};
 pub use meta::MetaStore;
 pub use name::NAME_LENGTH_MAX;
+pub(crate) use note::NoteFile;
 pub use pool::{Pool, PoolCapacity};
 pub use store::{Measure, Replica};
 pub use superblock::Fault;

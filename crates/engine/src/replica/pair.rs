@@ -13,7 +13,7 @@ use rustix::fs::Advice;
 use rustix::io::Errno;
 
 use super::BLOCK;
-use super::dir::{Dir, facts, sync_data};
+use super::dir::{Dir, facts, failed, sync_data};
 use super::superblock::{Fault, LENGTH, Slot, Superblock};
 use crate::{Error, Result};
 
@@ -92,6 +92,28 @@ impl Pair {
         Ok(pair)
     }
 
+    /// Opens the pair of a replica that another process serves, and changes nothing.
+    pub(super) fn look(dir: &Dir, replica: &str) -> Result<Pair> {
+        let open = |slot: Slot| {
+            let name = slot.file_name();
+            dir.file(name)?
+                .ok_or(Errno::NOENT)
+                .map_err(failed("open", &dir.join(name)))
+        };
+        let files = [open(Slot::A)?, open(Slot::B)?];
+        let slots = [
+            read_slot(dir, Some(&files[0]), Slot::A)?,
+            read_slot(dir, Some(&files[1]), Slot::B)?,
+        ];
+        let (committed, superblock) = choose(dir, replica, &slots)?;
+        Ok(Pair {
+            files,
+            paths: paths(dir),
+            committed,
+            superblock,
+        })
+    }
+
     /// Brings the slot that does not count to the state of the one that does, durably.
     fn settle(
         &self,
@@ -151,6 +173,25 @@ impl Pair {
     /// The superblock that counts, as last committed or recovered.
     pub(super) fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// What another process may have committed meanwhile, made durable before it is believed.
+    pub(super) fn read_shared(&self, dir: &Dir, replica: &str) -> Result<Superblock> {
+        for slot in Slot::BOTH {
+            self.sync(slot)?;
+        }
+        self.read_again(dir, replica)
+    }
+
+    /// Whether another process has committed a superblock since this pair was opened.
+    pub(super) fn is_behind(&self) -> bool {
+        Slot::BOTH.into_iter().any(|slot| {
+            let mut bytes = [0; LENGTH];
+            let read = self.files[slot.index()].read_exact_at(&mut bytes, 0);
+            read.is_ok()
+                && Superblock::decode(bytes, slot)
+                    .is_ok_and(|found| found.sequence > self.superblock.sequence)
+        })
     }
 
     /// Reads both slots again, from the disk as far as the kernel lets us, and says what counts.

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::dir::{Dir, facts, failed};
 use super::id;
 use super::name::{self, Entry};
-use super::store::{DATA, Replica, Shared};
+use super::store::{DATA, Owner, Replica, Shared};
 use super::{Identity, Provisioning, REPLICAS_MAX, validate_size};
 use crate::{Error, Result};
 
@@ -280,7 +280,7 @@ impl Pool {
         };
         // Whoever published it may have died, or failed, before the name was durable.
         self.replicas.sync()?;
-        let replica = Replica::recover(dir, name, Arc::clone(&self.lock))?;
+        let replica = Replica::recover(dir, name, Owner::Pool(Arc::clone(&self.lock)))?;
         open.shared = Arc::downgrade(&replica.shared);
         Ok(Some(replica))
     }
@@ -310,7 +310,7 @@ impl Pool {
 }
 
 /// Refuses a directory that is not the expected pool.
-fn require_id(root: &Dir, expected: Uuid) -> Result<()> {
+pub(super) fn require_id(root: &Dir, expected: Uuid) -> Result<()> {
     let found = id::read(root)?;
     if found == Some(expected) {
         return Ok(());

@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use trellis_api::Bytes;
 use trellis_api::step::{self, Step};
 
-use super::dir::{Dir, FileFacts, allocate, extend, facts, failed, sync_data};
+use super::dir::{Dir, FileFacts, allocate, extend, facts, failed, punch, sync_data};
 use super::pair::Pair;
 use super::superblock::Superblock;
-use super::{Identity, Outcome, Provisioning, validate_size};
+use super::{BLOCK, Identity, Outcome, Provisioning, validate_size};
 use crate::{Error, Result};
 
 pub(super) const DATA: &str = "data";
@@ -32,13 +32,24 @@ pub(super) struct Shared {
     data: File,
     data_path: PathBuf,
     state: Mutex<State>,
-    /// The pool's lock file, held and never read.
-    _lock: Arc<File>,
+    owner: Owner,
+}
+
+/// By which right a handle may change its replica.
+#[derive(Debug)]
+pub(super) enum Owner {
+    /// It came from a pool, whose lock file it holds. Another process may serve the replica, so it
+    /// takes the replica's own lock for every change.
+    Pool(#[allow(dead_code, reason = "held and never read")] Arc<File>),
+    /// It serves the replica, and holds the replica's own lock as long as it lives.
+    Server,
 }
 
 struct State {
     pair: Pair,
     removed: bool,
+    /// Up to where space was set aside behind the end of the data file.
+    reserved: Bytes,
 }
 
 /// What a replica measures.
@@ -83,25 +94,27 @@ impl Replica {
 
     /// Opens the replica in that directory and makes whole what a crash has left. Changes nothing
     /// unless it can be made whole.
-    pub(super) fn recover(dir: Dir, name: &str, lock: Arc<File>) -> Result<Replica> {
+    ///
+    /// A replica that another process serves is only looked at.
+    pub(super) fn recover(dir: Dir, name: &str, owner: Owner) -> Result<Replica> {
         let data_path = dir.join(DATA);
         let data = dir.file(DATA)?.ok_or_else(|| Error::DataAbsent {
             path: data_path.clone(),
         })?;
-        let length = facts(&data, &data_path)?.length;
-        let pair = Pair::recover(&dir, name, |superblock| {
-            refuse_cut(&data_path, length, superblock.data_synced)
-        })?;
-        let &Superblock { identity, size, .. } = pair.superblock();
-        if length < size {
-            // The length of a thin growth had not reached the disk. Neither had any byte there, as
-            // a sync of such a byte would have taken the length along.
-            tracing::info!(replica = name, %length, %size, "extended the data file to its size again");
-            extend(&data, &data_path, size)?;
-        }
+        let pair = match &owner {
+            Owner::Server => recover_pair(&dir, name, &data, &data_path)?,
+            Owner::Pool(_) if dir.try_lock()? => {
+                let pair = recover_pair(&dir, name, &data, &data_path);
+                dir.unlock();
+                pair?
+            }
+            Owner::Pool(_) => Pair::look(&dir, name)?,
+        };
+        let identity = pair.superblock().identity;
         let state = Mutex::new(State {
             pair,
             removed: false,
+            reserved: Bytes::ZERO,
         });
         let shared = Shared {
             name: name.to_owned(),
@@ -110,7 +123,7 @@ impl Replica {
             data,
             data_path,
             state,
-            _lock: lock,
+            owner,
         };
         Ok(Replica {
             shared: Arc::new(shared),
@@ -151,8 +164,16 @@ impl Replica {
     /// Reads the size again from where it is kept. A data file that something has cut below the length
     /// that was made durable is [`Error::DataCut`], as it is at opening.
     pub fn measure(&self) -> Result<Measure> {
-        let state = self.shared.live()?;
+        let mut state = self.shared.live()?;
         let data = self.shared.facts()?.length;
+        let Some(_turn) = self.shared.turn(&mut state)? else {
+            // Who serves it may have raised it since we looked, and does not tell us.
+            let shared = &*self.shared;
+            let read = state.pair.read_shared(&shared.dir, &shared.name)?;
+            refuse_cut(&shared.data_path, data, read.data_synced)?;
+            let superblock = read.size;
+            return Ok(Measure { superblock, data });
+        };
         let read = state.pair.read_again(&self.shared.dir, &self.shared.name)?;
         // After a commit that failed, the disk may show a superblock of which nobody knows whether
         // it would survive a power loss. What was committed is the most that can be promised.
@@ -176,6 +197,11 @@ impl Replica {
         validate_size(to)?;
         let shared = &*self.shared;
         let mut state = shared.live()?;
+        let Some(_turn) = shared.turn(&mut state)? else {
+            return Err(Error::ReplicaServed {
+                path: shared.dir.path().to_owned(),
+            });
+        };
         let current = *state.pair.superblock();
         let from = current.size;
         if to < from {
@@ -190,7 +216,7 @@ impl Replica {
         }
         let length = shared.facts()?.length;
         refuse_cut(&shared.data_path, length, from)?;
-        if provisioning == Provisioning::Thick {
+        if provisioning == Provisioning::Thick && state.reserved < to {
             allocate_or_undo(&shared.dir, &shared.name, &shared.data, from, to)?;
         }
         // A data file that a crash has left longer still stays as it is: nothing is ever cut off.
@@ -207,6 +233,48 @@ impl Replica {
         step::reached(Step::ReplicaRaised);
         state.pair.mirror();
         Ok(Outcome::Raised { from, to })
+    }
+}
+
+impl Replica {
+    /// The file that holds the volume's bytes.
+    pub(crate) fn data(&self) -> &File {
+        &self.shared.data
+    }
+
+    /// Sets space aside for a growth to `to`. A thin replica promises no space; it only has to be able
+    /// to have that length.
+    pub(crate) fn reserve(&self, to: Bytes, provisioning: Provisioning) -> Result<()> {
+        validate_size(to)?;
+        let shared = &*self.shared;
+        let mut state = shared.live()?;
+        let from = state.pair.superblock().size;
+        if to <= from {
+            return Ok(());
+        }
+        if provisioning == Provisioning::Thin {
+            return may_have_length(&shared.data, &shared.data_path, to);
+        }
+        if state.reserved != to {
+            // What was set aside for another size, or by a process that died, is given back first.
+            extend(&shared.data, &shared.data_path, shared.facts()?.length)?;
+            state.reserved = Bytes::ZERO;
+            allocate_or_undo(&shared.dir, &shared.name, &shared.data, from, to)?;
+            state.reserved = to;
+        }
+        Ok(())
+    }
+}
+
+/// Asks whether a file may have that length, by a hole behind its end, which changes nothing.
+fn may_have_length(data: &File, path: &Path, length: Bytes) -> Result<()> {
+    match punch(data, length.saturating_sub(BLOCK).get(), BLOCK.get()) {
+        Err(Errno::FBIG) => Err(Error::FileTooLong {
+            path: path.to_owned(),
+            size: length,
+        }),
+        // A filesystem that has no holes says nothing about lengths; its own answer comes later.
+        _ => Ok(()),
     }
 }
 
@@ -262,6 +330,21 @@ impl Shared {
         Ok(facts)
     }
 
+    /// The right to change the replica, or nothing if another process serves it. What that process has
+    /// committed before it ended is taken over first.
+    fn turn(&self, state: &mut State) -> Result<Option<Turn<'_>>> {
+        let locked = match self.owner {
+            Owner::Server => None,
+            Owner::Pool(_) if self.dir.try_lock()? => Some(&self.dir),
+            Owner::Pool(_) => return Ok(None),
+        };
+        let turn = Turn(locked);
+        if locked.is_some() && state.pair.is_behind() {
+            state.pair = recover_pair(&self.dir, &self.name, &self.data, &self.data_path)?;
+        }
+        Ok(Some(turn))
+    }
+
     /// Runs `unpublish`, which takes the replica's name away, while no handle is at work; afterwards
     /// every handle answers that the replica was removed.
     pub(super) fn retire(&self, unpublish: impl FnOnce() -> Result<()>) -> Result<()> {
@@ -270,6 +353,34 @@ impl Shared {
         state.removed = true;
         Ok(())
     }
+}
+
+/// The right to change a replica, until it is dropped.
+struct Turn<'a>(Option<&'a Dir>);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Some(dir) = self.0 {
+            dir.unlock();
+        }
+    }
+}
+
+/// The superblocks as a crash, a disk or a person may have left them, made whole, and the data file
+/// as long as they say.
+fn recover_pair(dir: &Dir, name: &str, data: &File, data_path: &Path) -> Result<Pair> {
+    let length = facts(data, data_path)?.length;
+    let pair = Pair::recover(dir, name, |superblock| {
+        refuse_cut(data_path, length, superblock.data_synced)
+    })?;
+    let size = pair.superblock().size;
+    if length < size {
+        // The length of a thin growth had not reached the disk. Neither had any byte there, as
+        // a sync of such a byte would have taken the length along.
+        tracing::info!(replica = name, %length, %size, "extended the data file to its size again");
+        extend(data, data_path, size)?;
+    }
+    Ok(pair)
 }
 
 /// A data file that is shorter than this store has left it has lost bytes of the volume. To extend

@@ -1,5 +1,6 @@
 //! Reading and writing numbers one after the other.
 
+use bytes::BytesMut;
 use uuid::Uuid;
 
 use crate::proto::{Epoch, Key, Region};
@@ -72,11 +73,11 @@ impl Cursor<'_> {
 }
 
 /// Bytes that are being written.
-pub(super) struct Writer<'a>(pub(super) &'a mut Vec<u8>);
+pub(super) struct Writer<'a>(pub(super) &'a mut BytesMut);
 
 impl Writer<'_> {
     pub(super) fn u8(&mut self, value: u8) {
-        self.0.push(value);
+        self.0.extend_from_slice(&[value]);
     }
 
     pub(super) fn u32(&mut self, value: u32) {

@@ -1,6 +1,6 @@
 //! The fields of every message. A tag never changes its meaning; a new message gets a new tag.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use super::PAYLOAD_BYTES_MAX;
 use super::cursor::{Cursor, Writer};
@@ -11,7 +11,7 @@ use crate::proto::{
 };
 
 /// Writes the fields behind `out` and returns the payload.
-pub(super) fn encode(envelope: &Envelope, out: &mut Vec<u8>) -> Bytes {
+pub(super) fn encode(envelope: &Envelope, out: &mut BytesMut) -> Bytes {
     let mut to = Writer(out);
     to.uuid(envelope.volume);
     to.uuid(envelope.replica);

@@ -15,7 +15,7 @@ mod cursor;
 mod fields;
 pub(crate) mod stored;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -95,10 +95,22 @@ fn checksum(mut header: Header, fields: &[u8], payload: &[u8]) -> u32 {
 
 /// The bytes of a message.
 pub fn encode(envelope: &Envelope) -> Result<Frame, WireError> {
-    let mut head = vec![0; HEADER_BYTES];
-    let payload = fields::encode(envelope, &mut head);
-    let fields = &head[HEADER_BYTES..];
+    let mut head = BytesMut::new();
+    let payload = encode_into(envelope, &mut head)?;
+    Ok(Frame {
+        head: head.freeze(),
+        payload,
+    })
+}
+
+/// Puts header and fields of a message behind `heads`, and returns the payload that follows them.
+pub fn encode_into(envelope: &Envelope, heads: &mut BytesMut) -> Result<Bytes, WireError> {
+    let start = heads.len();
+    heads.extend_from_slice(&[0; HEADER_BYTES]);
+    let payload = fields::encode(envelope, heads);
+    let fields = &heads[start + HEADER_BYTES..];
     if fields.len() > FIELDS_BYTES_MAX || payload.len() > PAYLOAD_BYTES_MAX {
+        heads.truncate(start);
         return Err(WireError::TooLong);
     }
     let mut header = Header {
@@ -110,11 +122,8 @@ pub fn encode(envelope: &Envelope) -> Result<Frame, WireError> {
         checksum: U32::ZERO,
     };
     header.checksum = U32::new(checksum(header, fields, &payload));
-    head[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-    Ok(Frame {
-        head: Bytes::from(head),
-        payload,
-    })
+    heads[start..start + HEADER_BYTES].copy_from_slice(header.as_bytes());
+    Ok(payload)
 }
 
 fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<(Header, usize, usize), WireError> {

@@ -1,5 +1,7 @@
 //! Meta data and their changes as bytes, for the disk.
 
+use bytes::BytesMut;
+
 use super::cursor::{Cursor, Writer};
 use super::fields::{promise, put_snapshot, put_view, snapshot, view};
 use crate::proto::{Meta, MetaChange, Region, SNAPSHOTS_MAX, Stale};
@@ -7,8 +9,8 @@ use crate::proto::{Meta, MetaChange, Region, SNAPSHOTS_MAX, Stale};
 /// The most regions of a volume: 1 PiB in regions of 1 MiB.
 const REGIONS_MAX: usize = 1 << 30;
 
-pub(crate) fn put_meta(meta: &Meta) -> Vec<u8> {
-    let mut bytes = Vec::new();
+pub(crate) fn put_meta(meta: &Meta) -> BytesMut {
+    let mut bytes = BytesMut::new();
     let mut to = Writer(&mut bytes);
     to.u64(meta.promise.generation);
     to.u64(meta.promise.owner);
@@ -49,8 +51,8 @@ pub(crate) fn meta(bytes: &[u8]) -> Option<Meta> {
     from.0.is_empty().then_some(meta)
 }
 
-pub(crate) fn put_change(change: &MetaChange) -> Vec<u8> {
-    let mut bytes = Vec::new();
+pub(crate) fn put_change(change: &MetaChange) -> BytesMut {
+    let mut bytes = BytesMut::new();
     let mut to = Writer(&mut bytes);
     to.flag(change.promise.is_some());
     if let Some(promise) = change.promise {

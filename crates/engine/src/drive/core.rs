@@ -1,0 +1,158 @@
+//! A member and its disk, run by whoever owns them: a server, or the volume itself.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::disk::{Disk, FileDisk, Found};
+use super::{ReplicaSettings, in_full};
+use crate::Result;
+use crate::member::{Effect, Event, Member, SessionId};
+use crate::proto::{Envelope, Geometry, ReplicaId};
+
+/// After so many operations of the disk the member says how far it is, although there is more to do.
+const OPERATIONS_PER_WORD: usize = 64;
+
+/// How often it is tried to open a replica again whose meta data could not be written, and how soon.
+const REOPENS_MAX: usize = 50;
+const REOPEN_RETRY: Duration = Duration::from_millis(200);
+
+/// What a replica wants from its connections.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all of them are messages")]
+pub(super) enum Wish {
+    /// Send a message.
+    Send(SessionId, Envelope),
+    /// Close a connection.
+    Close(SessionId),
+    /// Close all connections: the replica begins anew.
+    Restart,
+}
+
+/// A replica that is served inside the process of its volume: no socket, and no message as bytes.
+pub struct LocalReplica {
+    settings: ReplicaSettings,
+    member: Member,
+    /// Nothing only while the replica is opened again.
+    disk: Option<Box<dyn Disk>>,
+    effects: VecDeque<Effect>,
+    scratch: Vec<Effect>,
+}
+
+impl LocalReplica {
+    /// Opens a replica. Nobody else can serve it until this is dropped.
+    pub fn open(settings: ReplicaSettings) -> Result<LocalReplica> {
+        let (disk, found) = FileDisk::open(&settings)?;
+        let member = member_of(&settings, found);
+        Ok(LocalReplica {
+            settings,
+            member,
+            disk: Some(Box::new(disk)),
+            effects: VecDeque::new(),
+            scratch: Vec::new(),
+        })
+    }
+
+    /// Which replica it is.
+    pub fn id(&self) -> ReplicaId {
+        self.settings.identity.replica
+    }
+
+    /// How many requests of a session wait, and how many bytes these have.
+    pub(super) fn backlog(&self, session: SessionId) -> (usize, u64) {
+        self.member.backlog(session)
+    }
+
+    /// Whether it obeys a session, or is about to.
+    pub(super) fn obeys(&self, session: SessionId) -> bool {
+        self.member.obeys(session)
+    }
+
+    /// Takes an event. [`LocalReplica::run`] must follow.
+    pub(super) fn take(&mut self, event: Event) {
+        self.member.take(event, &mut self.scratch);
+        self.effects.extend(self.scratch.drain(..));
+    }
+
+    /// Takes what the disk has done. The task is woken when it has done more.
+    pub(super) fn poll_disk(&mut self, context: &mut Context<'_>) {
+        while let Some(disk) = &mut self.disk
+            && let Poll::Ready((token, result)) = disk.poll_done(context)
+        {
+            self.take(Event::Disk { token, result });
+        }
+    }
+
+    /// Does what can be done now. An error is the end of the replica: it could not be opened again.
+    pub(super) fn run(&mut self, out: &mut Vec<Wish>) -> Result<()> {
+        let mut operations = 0;
+        loop {
+            self.member.pump(&mut self.scratch);
+            if self.scratch.is_empty() && self.effects.is_empty()
+                || operations >= OPERATIONS_PER_WORD
+            {
+                operations = 0;
+                self.member.speak(&mut self.scratch);
+            }
+            self.effects.extend(self.scratch.drain(..));
+            if self.effects.is_empty() {
+                return Ok(());
+            }
+            while let Some(effect) = self.effects.pop_front() {
+                match effect {
+                    Effect::Send { session, envelope } => out.push(Wish::Send(session, envelope)),
+                    Effect::Close { session } => out.push(Wish::Close(session)),
+                    Effect::Note { key } => {
+                        if let Some(disk) = &mut self.disk {
+                            disk.note(key);
+                        }
+                    }
+                    Effect::Disk { token, op } => {
+                        operations += 1;
+                        let result = self.disk.as_mut().and_then(|disk| disk.submit(token, op));
+                        if let Some(result) = result {
+                            self.take(Event::Disk { token, result });
+                        }
+                    }
+                    Effect::Halt => {
+                        self.reopen()?;
+                        out.push(Wish::Restart);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Only the disk knows what counts now.
+    fn reopen(&mut self) -> Result<()> {
+        tracing::warn!(replica = %self.id(), "the replica is opened again from its disk");
+        self.effects.clear();
+        // First the old one: it holds the replica's lock, and may have something under way.
+        self.disk = None;
+        let mut tries = 0;
+        loop {
+            match FileDisk::open(&self.settings) {
+                Ok((disk, found)) => {
+                    self.member = member_of(&self.settings, found);
+                    self.disk = Some(Box::new(disk));
+                    return Ok(());
+                }
+                Err(error) if tries >= REOPENS_MAX => return Err(error),
+                Err(error) => tracing::warn!("{}", in_full(&error)),
+            }
+            tries += 1;
+            std::thread::sleep(REOPEN_RETRY);
+        }
+    }
+}
+
+fn member_of(settings: &ReplicaSettings, found: Found) -> Member {
+    let identity = settings.identity;
+    Member::open(
+        identity.volume,
+        identity.replica,
+        Geometry::STANDARD,
+        found.meta,
+        found.note,
+    )
+}

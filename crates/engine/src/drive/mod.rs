@@ -1,0 +1,56 @@
+//! What runs the state machines of the engine: sockets, files, threads and clocks.
+//!
+//! ```text
+//!   clients ──▶ Volume ──(Coordinator)── Link ═══ Unix or TCP ═══ Link ──(Member)── Disk ──▶ files
+//!               one owner task                                 ReplicaServer, one owner thread
+//! ```
+//!
+//! - [`Volume`]: a handle that many clients share. Behind it one owner runs the coordinator: it takes all
+//!   that has come in, from clients and replicas, lets the coordinator go on once, then writes to the
+//!   sockets.
+//! - [`ReplicaServer`]: serves one replica at an [`Address`], on a thread of its own.
+//! - [`LocalReplica`]: the same replica inside the process of its volume, without sockets or messages
+//!   as bytes.
+//! - [`Disk`] and [`FileDisk`]: what a member asks for, done on the files of its directory.
+//!
+//! This is the only part of the crate that knows tokio.
+
+mod address;
+mod core;
+mod disk;
+mod link;
+mod server;
+mod volume;
+
+use std::path::PathBuf;
+
+use uuid::Uuid;
+
+pub use self::core::LocalReplica;
+pub use address::{Address, AddressError};
+pub use disk::{Disk, FileDisk, Found};
+pub use server::ReplicaServer;
+pub use volume::{Compared, Ended, Volume, VolumeError, VolumeSettings};
+
+use crate::replica::{Identity, Provisioning};
+
+/// Which replica is to be served.
+#[derive(Clone, Debug)]
+pub struct ReplicaSettings {
+    /// Its directory, `POOL/replicas/NAME`.
+    pub path: PathBuf,
+    /// The id that its pool must have, if that is known.
+    pub pool: Option<Uuid>,
+    /// Whose bytes it must hold.
+    pub identity: Identity,
+    /// How it gets its space.
+    pub provisioning: Provisioning,
+}
+
+/// An error with its cause, for a line in a log.
+fn in_full(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error} ({source})"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,361 @@
+//! Serves one replica to whoever coordinates its volume.
+//!
+//! One thread owns the member, its disk and all connections. A turn takes what has arrived on every
+//! connection and what the disk has done, lets the member go on, and writes what it wants to say.
+//!
+//! What a peer can make it hold is bounded: connections in number, requests by the member, bytes by not
+//! reading on while too many wait. Who speaks nonsense, or is not a coordinator of this volume within
+//! some seconds, is disconnected.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, Interval};
+
+use super::core::{LocalReplica, Wish};
+use super::link::{Link, LinkError, Stream};
+use super::{Address, ReplicaSettings, in_full};
+use crate::member::{Event, SessionId};
+use crate::proto::Envelope;
+use crate::{Error, Result};
+
+/// The most connections at the same time. There is one coordinator, and its successors.
+const CONNECTIONS_MAX: usize = 32;
+
+/// How long a connection may be without one that the replica obeys.
+const STRANGER_MAX: Duration = Duration::from_secs(5);
+
+/// How often connections are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Nothing more is read from a connection of which so many requests, or bytes of these, wait; or to
+/// which so many bytes have not been sent. A coordinator keeps below all three.
+const BACKLOG_REQUESTS_MAX: usize = 3072;
+const BACKLOG_BYTES_MAX: u64 = 48 << 20;
+const UNSENT_BYTES_MAX: usize = 96 << 20;
+
+/// A replica that is being served. It ends when this is dropped.
+pub struct ReplicaServer {
+    address: Address,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    ended: oneshot::Receiver<Option<Error>>,
+}
+
+impl ReplicaServer {
+    /// Opens a replica and serves it at that address. Blocks while the replica is opened.
+    pub fn start(settings: ReplicaSettings, listen: &Address) -> Result<ReplicaServer> {
+        let name = settings.path.file_name().unwrap_or_default().to_owned();
+        let replica = LocalReplica::open(settings)?;
+        let (listener, address) = Bound::bind(listen)?;
+        let (stop, stopped) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| Error::Thread { source })?;
+        let at = address.clone();
+        let run = move || {
+            let result = runtime.block_on(serve(replica, listener, stopped));
+            if let Err(error) = &result {
+                tracing::error!("the replica at {at} ended: {}", in_full(error));
+            }
+            // Nobody may wait for it.
+            let _ = end.send(result.err());
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("replica-{}", name.to_string_lossy()))
+            .spawn(run)
+            .map_err(|source| Error::Thread { source })?;
+        Ok(ReplicaServer {
+            address,
+            stop: Some(stop),
+            thread: Some(thread),
+            ended,
+        })
+    }
+
+    /// Where it listens: with the port that the kernel chose, if it was asked to.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Waits until the replica is not served any more, and says why, unless it was stopped.
+    pub async fn ended(&mut self) -> Option<Error> {
+        (&mut self.ended).await.unwrap_or(None)
+    }
+
+    /// Stops serving. What is at the disk is finished first.
+    pub fn stop(mut self) {
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // It may have ended by itself.
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+            if let Address::Unix(path) = &self.address {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+}
+
+impl Drop for ReplicaServer {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// A socket that is listened on, before it belongs to a runtime.
+enum Bound {
+    Unix(std::os::unix::net::UnixListener),
+    Tcp(std::net::TcpListener),
+}
+
+impl Bound {
+    fn bind(address: &Address) -> Result<(Bound, Address)> {
+        let fail = |source| Error::Address {
+            doing: "listen at",
+            address: address.clone(),
+            source,
+        };
+        match address {
+            Address::Unix(path) => {
+                // A process that was killed leaves its socket. We have the replica's lock, so that
+                // nobody listens there for this replica.
+                let is_socket = std::fs::symlink_metadata(path)
+                    .is_ok_and(|found| found.file_type().is_socket());
+                if is_socket {
+                    std::fs::remove_file(path).map_err(fail)?;
+                }
+                let listener = std::os::unix::net::UnixListener::bind(path).map_err(fail)?;
+                listener.set_nonblocking(true).map_err(fail)?;
+                Ok((Bound::Unix(listener), address.clone()))
+            }
+            Address::Tcp(wanted) => {
+                let listener = std::net::TcpListener::bind(wanted).map_err(fail)?;
+                listener.set_nonblocking(true).map_err(fail)?;
+                let chosen = listener.local_addr().map_err(fail)?;
+                Ok((Bound::Tcp(listener), Address::Tcp(chosen)))
+            }
+        }
+    }
+}
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Stream>> {
+        match self {
+            Listener::Unix(listener) => listener
+                .poll_accept(context)
+                .map_ok(|(stream, _)| Stream::Unix(stream)),
+            Listener::Tcp(listener) => listener
+                .poll_accept(context)
+                .map(|accepted| accepted.and_then(|(stream, _)| Stream::tcp(stream))),
+        }
+    }
+}
+
+struct Connection {
+    link: Link,
+    since: Instant,
+    /// Nothing was read from it because too much waits.
+    paused: bool,
+}
+
+struct Server {
+    replica: LocalReplica,
+    listener: Listener,
+    connections: BTreeMap<SessionId, Connection>,
+    session_last: SessionId,
+    look: Interval,
+    received: Vec<(SessionId, Envelope)>,
+    wishes: Vec<Wish>,
+}
+
+async fn serve(replica: LocalReplica, bound: Bound, stopped: oneshot::Receiver<()>) -> Result<()> {
+    let listener = match bound {
+        Bound::Unix(listener) => UnixListener::from_std(listener).map(Listener::Unix),
+        Bound::Tcp(listener) => TcpListener::from_std(listener).map(Listener::Tcp),
+    };
+    let mut server = Server {
+        replica,
+        listener: listener.map_err(|source| Error::Thread { source })?,
+        connections: BTreeMap::new(),
+        session_last: 0,
+        look: tokio::time::interval(LOOK_EVERY),
+        received: Vec::new(),
+        wishes: Vec::new(),
+    };
+    let turns = std::future::poll_fn(|context| server.turn(context));
+    tokio::select! {
+        end = turns => end,
+        // Also when the handle is gone.
+        _ = stopped => Ok(()),
+    }
+}
+
+impl Server {
+    fn turn(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        self.accept(context);
+        let mut again = self.receive(context);
+        for (session, envelope) in self.received.drain(..) {
+            self.replica.take(Event::Received { session, envelope });
+        }
+        self.replica.poll_disk(context);
+        if let Err(error) = self.replica.run(&mut self.wishes) {
+            return Poll::Ready(Err(error));
+        }
+        self.grant(context);
+        self.flush(context);
+        while self.look.poll_tick(context).is_ready() {
+            self.drop_strangers();
+        }
+        again |= self
+            .connections
+            .iter()
+            .any(|(session, it)| it.paused && !is_busy(&self.replica, *session, &it.link));
+        if again {
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    fn accept(&mut self, context: &mut Context<'_>) {
+        while let Poll::Ready(accepted) = self.listener.poll_accept(context) {
+            match accepted {
+                Ok(_) if self.connections.len() >= CONNECTIONS_MAX => {
+                    tracing::warn!("a connection was refused: there are {CONNECTIONS_MAX} already");
+                }
+                Ok(stream) => {
+                    self.session_last += 1;
+                    let connection = Connection {
+                        link: Link::new(stream),
+                        since: Instant::now(),
+                        paused: false,
+                    };
+                    self.connections.insert(self.session_last, connection);
+                }
+                Err(error) => {
+                    // Out of descriptors, or a connection that broke at once. The next look tries
+                    // again.
+                    tracing::warn!("could not accept a connection: {error}");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reads what has arrived. Says whether there may be more.
+    fn receive(&mut self, context: &mut Context<'_>) -> bool {
+        let mut again = false;
+        let mut ended = Vec::new();
+        for (session, connection) in &mut self.connections {
+            connection.paused = is_busy(&self.replica, *session, &connection.link);
+            if connection.paused {
+                continue;
+            }
+            let received = &mut self.received;
+            let sink = |envelope| received.push((*session, envelope));
+            match connection.link.poll_receive(context, sink) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => again = true,
+                Poll::Ready(Err(error)) => ended.push((*session, error)),
+            }
+        }
+        for (session, error) in ended {
+            self.end(session, &error);
+        }
+        again
+    }
+
+    fn end(&mut self, session: SessionId, error: &LinkError) {
+        match error {
+            LinkError::Closed | LinkError::Io(_) => tracing::debug!(session, "{error}"),
+            LinkError::Wire(_) | LinkError::Choked => {
+                tracing::warn!(session, "a connection was closed: {error}");
+            }
+        }
+        self.connections.remove(&session);
+        // What it sent before is not worked on: nobody would hear of it.
+        self.received.retain(|(of, _)| *of != session);
+        self.replica.take(Event::Closed { session });
+    }
+
+    /// Does what the replica wants of its connections.
+    fn grant(&mut self, context: &mut Context<'_>) {
+        let mut ended = Vec::new();
+        for wish in std::mem::take(&mut self.wishes) {
+            match wish {
+                Wish::Send(session, envelope) => {
+                    if let Some(connection) = self.connections.get_mut(&session)
+                        && let Err(error) = connection.link.send(&envelope)
+                    {
+                        ended.push((session, error));
+                    }
+                }
+                Wish::Close(session) => {
+                    if let Some(mut connection) = self.connections.remove(&session) {
+                        // What was said last should arrive, if that needs no waiting.
+                        let _ = connection.link.poll_flush(context);
+                    }
+                }
+                Wish::Restart => self.connections.clear(),
+            }
+        }
+        for (session, error) in ended {
+            self.end(session, &error);
+        }
+    }
+
+    fn flush(&mut self, context: &mut Context<'_>) {
+        let mut ended = Vec::new();
+        for (session, connection) in &mut self.connections {
+            if let Err(error) = connection.link.poll_flush(context) {
+                ended.push((*session, error));
+            }
+        }
+        for (session, error) in ended {
+            self.end(session, &error);
+            // The member has something to do about it.
+            context.waker().wake_by_ref();
+        }
+    }
+
+    fn drop_strangers(&mut self) {
+        let now = Instant::now();
+        let replica = &self.replica;
+        self.connections.retain(|session, connection| {
+            let stays =
+                replica.obeys(*session) || now.duration_since(connection.since) < STRANGER_MAX;
+            if !stays {
+                tracing::warn!(
+                    session,
+                    "a connection was closed: it is not the coordinator's"
+                );
+            }
+            stays
+        });
+    }
+}
+
+fn is_busy(replica: &LocalReplica, session: SessionId, link: &Link) -> bool {
+    let (requests, bytes) = replica.backlog(session);
+    requests >= BACKLOG_REQUESTS_MAX
+        || bytes >= BACKLOG_BYTES_MAX
+        || link.unsent_bytes() >= UNSENT_BYTES_MAX
+}

@@ -1,0 +1,463 @@
+//! A volume: what clients use, and what coordinates its replicas.
+//!
+//! [`Volume`] is a handle that costs little to clone. Behind it one owner (`owner`) runs the
+//! coordinator, with the connections to the replicas (`peers`) and the requests of clients
+//! (`requests`).
+//!
+//! # Who may start one
+//!
+//! Exactly one supervisor starts the volume, and does not start it twice at the same time. A volume
+//! that starts takes the generation after the highest that a replica tells it of; whoever coordinated
+//! the volume before is refused by the replicas from then on, and its handle ends ([`Ended::Deposed`]).
+//! Two that are started at the same time would depose each other until one gives up.
+//!
+//! A replica that was away when the volume started may have promised itself to a later coordinator that
+//! never served. When it comes back, nobody can tell that from a real successor, so the volume ends and
+//! is to be started again.
+
+mod owner;
+mod peers;
+mod requests;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::{mpsc, watch};
+use uuid::Uuid;
+
+use super::{Address, LocalReplica};
+use crate::coordinator::{GrowthHeld, IoOp, Limits, Status};
+use crate::proto::{Config, Content, Geometry, Promise, ReplicaId, SnapshotRecord};
+use crate::replica::{BLOCK, SIZE_MAX};
+use crate::{Error, Result};
+use owner::Owner;
+use requests::{Command, Reply};
+
+/// Requests that are on their way to the owner.
+const COMMANDS_MAX: usize = 256;
+
+/// The most bytes of one request to the owner. A longer one is several.
+const REQUEST_BYTES_MAX: u64 = 16 << 20;
+
+/// The same for zeros, which weigh nothing on their way.
+const ZERO_BYTES_MAX: u64 = 256 << 20;
+
+/// Pieces of a write that are shorter are copied together: an entry costs more than a copy of this.
+const PIECE_BYTES_MIN: usize = 32 << 10;
+
+/// Zeros to show where a volume has none of its own.
+static ZEROS: LazyLock<Bytes> = LazyLock::new(|| {
+    let region = usize::try_from(Geometry::STANDARD.region_bytes).unwrap_or(1 << 20);
+    Bytes::from(vec![0; region])
+});
+
+/// What a volume is started with.
+#[derive(Clone, Debug)]
+pub struct VolumeSettings {
+    /// Which volume.
+    pub volume: Uuid,
+    /// Who its replicas are, as far as it is known. The replicas may know better.
+    pub config: Config,
+    /// Where the replicas are reached.
+    pub addresses: BTreeMap<ReplicaId, Address>,
+    /// Bounds.
+    pub limits: Limits,
+    /// The lowest generation to take, for a supervisor that counts for itself.
+    pub generation_min: u64,
+    /// How long a request waits for a volume that cannot serve it.
+    pub patience: Duration,
+}
+
+impl VolumeSettings {
+    /// A volume with the usual bounds.
+    pub fn new(
+        volume: Uuid,
+        config: Config,
+        addresses: BTreeMap<ReplicaId, Address>,
+    ) -> VolumeSettings {
+        VolumeSettings {
+            volume,
+            config,
+            addresses,
+            limits: Limits::default(),
+            generation_min: 1,
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why a request of a client failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeError {
+    /// Too few replicas are there, for too long. Whether a write was done is unknown.
+    #[error("too few replicas are there; see the volume's status")]
+    NotReady,
+    /// The range is not whole blocks.
+    #[error("the range is not whole blocks of {BLOCK}")]
+    Unaligned,
+    /// The range is not inside the volume.
+    #[error("the range is not inside the volume")]
+    OutOfRange,
+    /// No replica that holds the bytes can read them.
+    #[error("no replica can read these bytes")]
+    Medium,
+    /// The volume is coordinated by another process now. Whether a write was done is unknown.
+    #[error("the volume is coordinated by another process now")]
+    Deposed,
+    /// The volume was stopped. Whether a write was done is unknown.
+    #[error("the volume was stopped")]
+    Stopped,
+    /// A size that a volume cannot have.
+    #[error("a volume cannot have that size: it is a multiple of {BLOCK} up to {SIZE_MAX}")]
+    SizeBad,
+    /// The growth does not go on for now. It is tried again by itself.
+    #[error("the growth is held: {}", held(*.0))]
+    GrowthHeld(GrowthHeld),
+    /// A later, smaller wish has replaced this one.
+    #[error("a later wish has replaced this growth")]
+    GrowthReplaced,
+    /// Replicas that a volume cannot have.
+    #[error("a volume has 1 to 5 replicas, a consistency factor among these, and addresses of all")]
+    ConfigBad,
+    /// The volume has as many markers as it can have.
+    #[error("the volume has no room for another marker")]
+    MarkersFull,
+}
+
+fn held(reason: GrowthHeld) -> &'static str {
+    match reason {
+        GrowthHeld::NoSpace => "too many pools have no space for it",
+        GrowthHeld::TooFewReplicas => "too few replicas are there",
+    }
+}
+
+/// How a volume ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A later coordinator has taken over.
+    Deposed {
+        /// Its promise.
+        by: Promise,
+    },
+    /// It was stopped, or all its handles are gone.
+    Stopped,
+}
+
+/// What a compare-and-write found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// The bytes were as expected, and the new ones are written.
+    Written,
+    /// They were not; nothing was written.
+    Differs {
+        /// The first byte that differs, from the start of the range.
+        at: u64,
+    },
+}
+
+/// A volume in use. Clones share it; it ends when the last of them is gone.
+#[derive(Clone)]
+pub struct Volume {
+    commands: mpsc::Sender<Command>,
+    size: Arc<AtomicU64>,
+    status: watch::Receiver<Status>,
+    ended: watch::Receiver<Option<Ended>>,
+}
+
+type Answer<T> = std::result::Result<T, VolumeError>;
+
+impl Volume {
+    /// Starts a volume whose replicas are served by other processes. To be called inside a tokio
+    /// runtime, on which it runs.
+    pub fn start(settings: VolumeSettings) -> Volume {
+        let (volume, owner) = Volume::make(settings, Vec::new());
+        tokio::spawn(owner.run());
+        volume
+    }
+
+    /// Starts a volume some of whose replicas are served here, on a thread of its own: their disks are
+    /// written by it.
+    pub fn start_local(settings: VolumeSettings, replicas: Vec<LocalReplica>) -> Result<Volume> {
+        let name = format!("volume-{}", settings.volume.simple());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| Error::Thread { source })?;
+        let (volume, owner) = Volume::make(settings, replicas);
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || runtime.block_on(owner.run()))
+            .map_err(|source| Error::Thread { source })?;
+        Ok(volume)
+    }
+
+    fn make(settings: VolumeSettings, replicas: Vec<LocalReplica>) -> (Volume, Owner) {
+        let (commands_to, commands) = mpsc::channel(COMMANDS_MAX);
+        let size = Arc::new(AtomicU64::new(0));
+        let (owner, status, ended) = Owner::new(settings, replicas, commands, Arc::clone(&size));
+        let volume = Volume {
+            commands: commands_to,
+            size,
+            status,
+            ended,
+        };
+        (volume, owner)
+    }
+
+    /// The size that is served; zero until it is known. It never goes down.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// How the volume is.
+    pub fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    /// The status, to be told of its changes. They are told within a fraction of a second.
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.status.clone()
+    }
+
+    /// Waits until the volume serves, and says its size. An end is an error.
+    pub async fn ready(&self) -> Answer<u64> {
+        let mut status = self.status.clone();
+        match status.wait_for(|status| status.available).await {
+            Ok(status) => Ok(status.size),
+            Err(_) => Err(self.why_ended()),
+        }
+    }
+
+    /// Waits for the end of the volume.
+    pub async fn ended(&self) -> Ended {
+        let mut ended = self.ended.clone();
+        match ended.wait_for(Option::is_some).await {
+            Ok(ended) => ended.unwrap_or(Ended::Stopped),
+            Err(_) => Ended::Stopped,
+        }
+    }
+
+    /// Ends the volume, whatever handles there are. What was acknowledged stays; what was not flushed
+    /// is not flushed by this.
+    pub async fn stop(&self) -> Ended {
+        // If it has ended already, that is what was wanted.
+        let _ = self.commands.send(Command::Stop).await;
+        self.ended().await
+    }
+
+    fn why_ended(&self) -> VolumeError {
+        match *self.ended.borrow() {
+            Some(Ended::Deposed { .. }) => VolumeError::Deposed,
+            Some(Ended::Stopped) | None => VolumeError::Stopped,
+        }
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Answer<T> {
+        let (reply, answer) = Reply::pair();
+        if self.commands.send(command(reply)).await.is_err() {
+            return Err(self.why_ended());
+        }
+        answer.await.unwrap_or_else(|_| Err(self.why_ended()))
+    }
+
+    async fn io(&self, op: IoOp) -> Answer<Vec<Content>> {
+        self.ask(|reply| Command::Io { op, reply }).await
+    }
+
+    /// Reads whole blocks.
+    pub async fn read(&self, offset: u64, length: u64) -> Answer<Vec<Bytes>> {
+        let mut pieces = Vec::new();
+        for (offset, length) in requests_of(offset, length, REQUEST_BYTES_MAX)? {
+            for content in self.io(IoOp::Read { offset, length }).await? {
+                show(content, &mut pieces);
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Writes whole blocks. Acknowledged when as many replicas as the consistency factor says have
+    /// them; with `fua`, durably.
+    pub async fn write(&self, offset: u64, data: Vec<Bytes>, fua: bool) -> Answer<()> {
+        let length: usize = data.iter().map(Bytes::len).sum();
+        let mut data = Pieces::new(data);
+        for (offset, length) in requests_of(offset, count(length), REQUEST_BYTES_MAX)? {
+            let data = data.take(length);
+            self.io(IoOp::Write { offset, data, fua }).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to whole blocks, and gives their space back where it can be given back.
+    pub async fn zero(&self, offset: u64, length: u64) -> Answer<()> {
+        for (offset, length) in requests_of(offset, length, ZERO_BYTES_MAX)? {
+            self.io(IoOp::Zero { offset, length }).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes durable everything that was acknowledged before.
+    pub async fn flush(&self) -> Answer<()> {
+        self.io(IoOp::Flush).await.map(drop)
+    }
+
+    /// Writes `data` if the bytes there are `expected`. Both have the same length, and are at most
+    /// 16 MiB. No write of the same bytes comes in between.
+    pub async fn compare_and_write(
+        &self,
+        offset: u64,
+        expected: Vec<Bytes>,
+        data: Vec<Bytes>,
+        fua: bool,
+    ) -> Answer<Compared> {
+        let length = |pieces: &[Bytes]| count(pieces.iter().map(Bytes::len).sum());
+        let (of_expected, of_data) = (length(&expected), length(&data));
+        if of_expected != of_data || of_data > REQUEST_BYTES_MAX {
+            return Err(VolumeError::OutOfRange);
+        }
+        // Checked here, because nothing cuts it.
+        let _ = requests_of(offset, of_data, REQUEST_BYTES_MAX)?;
+        let data = Pieces::new(data).take(of_data);
+        self.ask(|reply| Command::Compare {
+            offset,
+            expected,
+            data,
+            fua,
+            reply,
+        })
+        .await
+    }
+
+    /// Raises the volume to `to`, and waits until it is raised or held. A growth that is held is tried
+    /// again by itself: the status tells. A later wish replaces this one.
+    pub async fn grow(&self, to: u64) -> Answer<u64> {
+        if to == 0 || !to.is_multiple_of(BLOCK.get()) || to > SIZE_MAX.get() {
+            return Err(VolumeError::SizeBad);
+        }
+        self.ask(|reply| Command::Grow { to, reply }).await
+    }
+
+    /// Changes who the replicas are. Returns as soon as it is begun; the status tells when the view is
+    /// the new one. `addresses` has those of all replicas of `config`.
+    pub async fn reconfigure(
+        &self,
+        config: Config,
+        addresses: BTreeMap<ReplicaId, Address>,
+    ) -> Answer<()> {
+        if !config.is_sound() {
+            return Err(VolumeError::ConfigBad);
+        }
+        self.ask(|reply| Command::Reconfigure {
+            config,
+            addresses,
+            reply,
+        })
+        .await
+    }
+
+    /// Marks the present moment under an id, durably. The same id again is the same marker.
+    pub async fn mark_snapshot(&self, id: Uuid) -> Answer<SnapshotRecord> {
+        self.ask(|reply| Command::Mark { id, reply }).await
+    }
+
+    /// Waits until the status is as wanted, or the volume has ended.
+    pub fn until(
+        &self,
+        wanted: impl FnMut(&Status) -> bool,
+    ) -> impl Future<Output = Answer<Status>> {
+        let mut status = self.status.clone();
+        let ended = self.ended.clone();
+        async move {
+            match status.wait_for(wanted).await {
+                Ok(status) => Ok(status.clone()),
+                Err(_) => match *ended.borrow() {
+                    Some(Ended::Deposed { .. }) => Err(VolumeError::Deposed),
+                    _ => Err(VolumeError::Stopped),
+                },
+            }
+        }
+    }
+}
+
+fn count(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}
+
+/// The requests that a range is cut into, if it is whole blocks.
+fn requests_of(
+    offset: u64,
+    length: u64,
+    each_max: u64,
+) -> Answer<impl Iterator<Item = (u64, u64)>> {
+    let block = BLOCK.get();
+    if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
+        return Err(VolumeError::Unaligned);
+    }
+    let end = offset.checked_add(length).ok_or(VolumeError::OutOfRange)?;
+    let mut at = offset;
+    Ok(std::iter::from_fn(move || {
+        let piece = (end - at).min(each_max);
+        let range = (at, piece);
+        at += piece;
+        (piece > 0).then_some(range)
+    }))
+}
+
+/// Bytes as a client sees them.
+fn show(content: Content, pieces: &mut Vec<Bytes>) {
+    match content {
+        Content::Data(data) => pieces.push(data),
+        Content::Zeros(mut left) => {
+            while left > 0 {
+                let piece = ZEROS.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                pieces.push(ZEROS.slice(..piece));
+                left -= count(piece);
+            }
+        }
+    }
+}
+
+/// The bytes of a write, in the pieces in which they came.
+struct Pieces {
+    pieces: std::collections::VecDeque<Bytes>,
+}
+
+impl Pieces {
+    fn new(data: Vec<Bytes>) -> Pieces {
+        Pieces {
+            pieces: data.into_iter().filter(|piece| !piece.is_empty()).collect(),
+        }
+    }
+
+    /// The next bytes, in pieces of whole blocks. They are copied only where they came in pieces that
+    /// are short or not of whole blocks.
+    fn take(&mut self, length: u64) -> Vec<Bytes> {
+        let mut left = usize::try_from(length).unwrap_or(usize::MAX);
+        let mut taken = Vec::new();
+        while left > 0 {
+            let Some(mut piece) = self.pieces.pop_front() else {
+                break;
+            };
+            if piece.len() > left {
+                let rest = piece.split_off(left);
+                self.pieces.push_front(rest);
+            }
+            left -= piece.len();
+            taken.push(piece);
+        }
+        let good = |piece: &Bytes| {
+            piece.len() >= PIECE_BYTES_MIN && count(piece.len()).is_multiple_of(BLOCK.get())
+        };
+        if taken.len() <= 1 || taken.iter().all(good) {
+            return taken;
+        }
+        let mut whole = BytesMut::with_capacity(taken.iter().map(Bytes::len).sum());
+        for piece in taken {
+            whole.extend_from_slice(&piece);
+        }
+        vec![whole.freeze()]
+    }
+}

@@ -1,0 +1,523 @@
+//! The owner of a volume's coordinator.
+//!
+//! One turn: take everything that has come in from clients and replicas, let the coordinator go on,
+//! do what it wants, write to the sockets. So a turn costs one call of the coordinator and one write a
+//! socket, however many requests it has taken.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Sleep;
+use uuid::Uuid;
+
+use super::peers::{Happened, Peers};
+use super::requests::{Command, Reply, Requests};
+use super::{Ended, LocalReplica, VolumeError, VolumeSettings};
+use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status};
+use crate::proto::{Config, Geometry, Promise, SnapshotRecord, View};
+
+/// How often the coordinator is told the time: while somebody waits for something, and otherwise.
+const TICK_BUSY: Duration = Duration::from_millis(20);
+const TICK_IDLE: Duration = Duration::from_millis(200);
+
+/// How long the status may be behind.
+const STATUS_EVERY: Duration = Duration::from_millis(100);
+
+/// Commands that are taken in one turn.
+const COMMANDS_PER_TURN: usize = 256;
+
+/// How often replicas of this process are let go on in one turn.
+const ROUNDS_PER_TURN: usize = 64;
+
+/// How many generations are tried at the start, each above the highest that a replica told of.
+const GENERATIONS_TRIED_MAX: u32 = 16;
+
+/// How long a growth is waited for that is neither done nor held.
+const GROWTH_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whoever waits for a growth.
+struct Grower {
+    to: u64,
+    since: Instant,
+    reply: Reply<u64>,
+}
+
+/// Whoever waits for a marker.
+struct Marker {
+    since: Instant,
+    replies: Vec<Reply<SnapshotRecord>>,
+}
+
+pub(super) struct Owner {
+    settings: VolumeSettings,
+    coordinator: Coordinator,
+    promise: Promise,
+    generations_tried: u32,
+    /// Who the replicas are, as far as we know: a successor of the coordinator begins with it.
+    view: View,
+    has_served: bool,
+    began: Instant,
+    commands: mpsc::Receiver<Command>,
+    taken: Vec<Command>,
+    requests: Requests,
+    peers: Peers,
+    happened: Vec<Happened>,
+    effects: Vec<Effect>,
+    /// Wishes that outlive a coordinator.
+    growth: Option<u64>,
+    config: Option<Config>,
+    growers: Vec<Grower>,
+    markers: BTreeMap<Uuid, Marker>,
+    /// There from the moment that there is a runtime.
+    tick: Option<Pin<Box<Sleep>>>,
+    tick_at: Instant,
+    status_at: Instant,
+    status_due: bool,
+    size: Arc<AtomicU64>,
+    status: watch::Sender<Status>,
+    ended: watch::Sender<Option<Ended>>,
+    end: Option<Ended>,
+}
+
+fn coordinator_of(settings: &VolumeSettings, promise: Promise, view: View) -> Coordinator {
+    Coordinator::new(Settings {
+        volume: settings.volume,
+        geometry: Geometry::STANDARD,
+        promise,
+        view,
+        limits: settings.limits,
+        #[cfg(feature = "flaws")]
+        flaws: crate::coordinator::Flaws::default(),
+    })
+}
+
+/// Two coordinators of one generation must not be taken for one.
+fn some_owner() -> u64 {
+    Uuid::new_v4().as_u64_pair().1
+}
+
+impl Owner {
+    pub(super) fn new(
+        mut settings: VolumeSettings,
+        replicas: Vec<LocalReplica>,
+        commands: mpsc::Receiver<Command>,
+        size: Arc<AtomicU64>,
+    ) -> (
+        Owner,
+        watch::Receiver<Status>,
+        watch::Receiver<Option<Ended>>,
+    ) {
+        let promise = Promise {
+            generation: settings.generation_min.max(1),
+            owner: some_owner(),
+        };
+        let view = View::first(settings.config.clone());
+        let coordinator = coordinator_of(&settings, promise, view.clone());
+        let peers = Peers::new(std::mem::take(&mut settings.addresses), replicas);
+        let (status, status_seen) = watch::channel(coordinator.status());
+        let (ended, ended_seen) = watch::channel(None);
+        let now = Instant::now();
+        let owner = Owner {
+            settings,
+            coordinator,
+            promise,
+            generations_tried: 0,
+            view,
+            has_served: false,
+            began: now,
+            commands,
+            taken: Vec::new(),
+            requests: Requests::default(),
+            peers,
+            happened: Vec::new(),
+            effects: Vec::new(),
+            growth: None,
+            config: None,
+            growers: Vec::new(),
+            markers: BTreeMap::new(),
+            tick: None,
+            tick_at: now,
+            status_at: now,
+            status_due: true,
+            size,
+            status,
+            ended,
+            end: None,
+        };
+        (owner, status_seen, ended_seen)
+    }
+
+    pub(super) async fn run(mut self) {
+        self.tick = Some(Box::pin(tokio::time::sleep(Duration::ZERO)));
+        let end = std::future::poll_fn(|context| self.turn(context)).await;
+        let error = match end {
+            Ended::Deposed { by } => {
+                tracing::warn!(
+                    volume = %self.settings.volume,
+                    "another coordinator has taken over, with generation {}", by.generation
+                );
+                VolumeError::Deposed
+            }
+            Ended::Stopped => VolumeError::Stopped,
+        };
+        // First the reason, so that whoever is answered can ask for it.
+        self.ended.send_replace(Some(end));
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            refuse(command, error);
+        }
+        self.requests.end(error);
+        for grower in self.growers {
+            grower.reply.give(Err(error));
+        }
+        for reply in self.markers.into_values().flat_map(|it| it.replies) {
+            reply.give(Err(error));
+        }
+        self.status.send_replace(self.coordinator.status());
+    }
+
+    fn turn(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+        if self.take_commands(context).is_ready() {
+            return Poll::Ready(Ended::Stopped);
+        }
+        let mut again = self.peers.poll(context, &mut self.happened);
+        self.clock(context);
+        for round in 0..ROUNDS_PER_TURN {
+            self.go_on();
+            if let Some(end) = self.end {
+                return Poll::Ready(end);
+            }
+            self.peers.run_here(&mut self.happened);
+            if self.happened.is_empty() {
+                break;
+            }
+            again |= round + 1 == ROUNDS_PER_TURN;
+        }
+        self.peers.flush(context, &mut self.happened);
+        again |= !self.happened.is_empty();
+        self.tell();
+        if again {
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    /// Takes what clients ask for, as long as there is room. Ready: there are no clients any more.
+    fn take_commands(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        while self.requests.has_room() {
+            let mut taken = std::mem::take(&mut self.taken);
+            let polled = self
+                .commands
+                .poll_recv_many(context, &mut taken, COMMANDS_PER_TURN);
+            let over = taken.drain(..).any(|command| self.command(command));
+            self.taken = taken;
+            match polled {
+                Poll::Ready(0) => return Poll::Ready(()),
+                _ if over => return Poll::Ready(()),
+                Poll::Ready(_) => {}
+                Poll::Pending => break,
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Takes one command. Says whether it is the end.
+    fn command(&mut self, command: Command) -> bool {
+        match command {
+            Command::Io { op, reply } => self.requests.add(op, reply),
+            Command::Compare {
+                offset,
+                expected,
+                data,
+                fua,
+                reply,
+            } => {
+                let write = IoOp::Write { offset, data, fua };
+                self.requests.compare(write, expected, reply);
+            }
+            Command::Grow { to, reply } => self.want_growth(to, reply),
+            Command::Reconfigure {
+                config,
+                addresses,
+                reply,
+            } => {
+                self.peers.learn(addresses);
+                let known = config.members.iter().all(|id| self.peers.knows(*id));
+                if known {
+                    self.config = Some(config.clone());
+                    self.take(Event::Reconfigure { config });
+                }
+                reply.give(if known {
+                    Ok(())
+                } else {
+                    Err(VolumeError::ConfigBad)
+                });
+            }
+            Command::Mark { id, reply } => self.want_marker(id, reply),
+            Command::Stop => return true,
+        }
+        false
+    }
+
+    fn take(&mut self, event: Event) {
+        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.coordinator.take(now_ms, event, &mut self.effects);
+    }
+
+    fn want_growth(&mut self, to: u64, reply: Reply<u64>) {
+        let size = self.size.load(Ordering::Relaxed);
+        if self.has_served && to <= size {
+            return reply.give(Ok(size));
+        }
+        for replaced in self.growers.extract_if(.., |grower| grower.to > to) {
+            replaced.reply.give(Err(VolumeError::GrowthReplaced));
+        }
+        let since = Instant::now();
+        self.growers.push(Grower { to, since, reply });
+        self.growth = Some(to);
+        self.take(Event::Grow { to });
+    }
+
+    fn want_marker(&mut self, id: Uuid, reply: Reply<SnapshotRecord>) {
+        if let Some(record) = self.coordinator.marker(id) {
+            return reply.give(Ok(record));
+        }
+        let is_new = !self.markers.contains_key(&id);
+        if is_new && self.coordinator.is_serving() && !self.coordinator.has_room_for_marker() {
+            return reply.give(Err(VolumeError::MarkersFull));
+        }
+        let marker = self.markers.entry(id).or_insert_with(|| Marker {
+            since: Instant::now(),
+            replies: Vec::new(),
+        });
+        marker.replies.push(reply);
+        self.take(Event::Snapshot { id });
+    }
+
+    /// Tells the coordinator the time, if it is due, and begins connections.
+    fn clock(&mut self, context: &mut Context<'_>) {
+        let now = Instant::now();
+        let busy = !self.requests.is_idle()
+            || !self.growers.is_empty()
+            || !self.markers.is_empty()
+            || !self.coordinator.is_serving()
+            || self.peers.is_restless();
+        if now >= self.tick_at {
+            self.take(Event::Tick);
+            self.give_up(now);
+            self.tick_in(now, if busy { TICK_BUSY } else { TICK_IDLE });
+        } else if busy && self.tick_at > now + TICK_BUSY {
+            self.tick_in(now, TICK_BUSY);
+        }
+        self.peers.dial(now, &mut self.happened);
+        // One that is over already must be set again, or it would not wake us.
+        let over = |tick: &mut Pin<Box<Sleep>>| tick.as_mut().poll(context).is_ready();
+        if self.tick.as_mut().is_some_and(over) {
+            self.tick_in(now, Duration::ZERO);
+            context.waker().wake_by_ref();
+        }
+    }
+
+    fn tick_in(&mut self, now: Instant, wait: Duration) {
+        self.tick_at = now + wait;
+        if let Some(tick) = &mut self.tick {
+            tick.as_mut().reset(self.tick_at.into());
+        }
+    }
+
+    fn give_up(&mut self, now: Instant) {
+        for id in self.requests.give_up(self.settings.patience) {
+            self.take(Event::Cancel { id });
+        }
+        let late = |since: Instant, limit: Duration| now.duration_since(since) > limit;
+        for grower in self
+            .growers
+            .extract_if(.., |grower| late(grower.since, GROWTH_PATIENCE))
+        {
+            grower.reply.give(Err(VolumeError::NotReady));
+        }
+        let patience = self.settings.patience;
+        self.markers.retain(|_, marker| {
+            let stays = !late(marker.since, patience);
+            if !stays {
+                for reply in marker.replies.drain(..) {
+                    reply.give(Err(VolumeError::NotReady));
+                }
+            }
+            stays
+        });
+        if let Some(held) = self.coordinator.growth_held() {
+            for grower in self.growers.drain(..) {
+                grower.reply.give(Err(VolumeError::GrowthHeld(held)));
+            }
+        }
+    }
+
+    /// Takes what has happened, lets the coordinator go on, and does what it wants.
+    fn go_on(&mut self) {
+        for happened in std::mem::take(&mut self.happened) {
+            match happened {
+                Happened::Opened(replica, session) => {
+                    self.status_due = true;
+                    self.take(Event::Opened { replica, session });
+                }
+                Happened::Closed(replica, session) => {
+                    self.status_due = true;
+                    self.take(Event::Closed { replica, session });
+                }
+                Happened::Received(replica, session, envelope) => self.take(Event::Received {
+                    replica,
+                    session,
+                    envelope,
+                }),
+            }
+        }
+        while let Some((id, op)) = self.requests.next(|| self.coordinator.accepts()) {
+            self.take(Event::Io { id, op });
+        }
+        self.coordinator.advance(&mut self.effects);
+        let effects = std::mem::take(&mut self.effects);
+        let mut retake = false;
+        for effect in effects {
+            retake |= matches!(effect, Effect::Retake);
+            self.effect(effect, retake);
+        }
+        if retake && self.end.is_none() {
+            tracing::warn!(
+                volume = %self.settings.volume,
+                "a region has no holder left; it is decided again which bytes count"
+            );
+            self.succeed(self.promise.generation + 1);
+        }
+    }
+
+    fn effect(&mut self, effect: Effect, retake: bool) {
+        match effect {
+            Effect::Send {
+                replica,
+                session,
+                envelope,
+            } => {
+                let lost = self.peers.send(replica, session, envelope);
+                self.happened.extend(lost);
+            }
+            Effect::Close { replica, session } => {
+                self.status_due = true;
+                self.peers.close(replica, session);
+            }
+            // They are asked again, or answered with the end.
+            Effect::Reply { .. } if retake || self.coordinator.is_over() => {}
+            Effect::Reply { id, result } => self.requests.answered(id, result),
+            Effect::Serving { size } => {
+                self.has_served = true;
+                self.sized(size);
+                for id in self.markers.keys().copied().collect::<Vec<_>>() {
+                    self.take(Event::Snapshot { id });
+                }
+            }
+            Effect::Resized { size } => self.sized(size),
+            Effect::Marked { snapshot } => {
+                if let Some(marker) = self.markers.remove(&snapshot.id) {
+                    for reply in marker.replies {
+                        reply.give(Ok(snapshot));
+                    }
+                }
+            }
+            Effect::ViewChanged { view } => self.viewed(view),
+            Effect::Deposed { by } => self.deposed(by),
+            Effect::Retake => {}
+        }
+    }
+
+    fn sized(&mut self, size: u64) {
+        self.status_due = true;
+        self.size.fetch_max(size, Ordering::AcqRel);
+        // The status says it before whoever waits for the growth can ask.
+        self.tell();
+        for grower in self.growers.extract_if(.., |grower| grower.to <= size) {
+            grower.reply.give(Ok(size));
+        }
+    }
+
+    fn viewed(&mut self, view: View) {
+        self.status_due = true;
+        if view.next.is_none() && self.config.as_ref() == Some(&view.current) {
+            self.config = None;
+            for replica in self.peers.ids() {
+                if !view.contains(replica) {
+                    self.peers.forget(replica);
+                    self.take(Event::Forget { replica });
+                }
+            }
+        }
+        self.view = view;
+    }
+
+    /// A later coordinator has a promise. Before we have served, that is one that is gone, and whose
+    /// generation we did not know; afterwards it is a successor.
+    fn deposed(&mut self, by: Promise) {
+        self.generations_tried += 1;
+        if self.has_served || self.generations_tried >= GENERATIONS_TRIED_MAX {
+            self.end = Some(Ended::Deposed { by });
+        } else {
+            self.succeed(by.generation + 1);
+        }
+    }
+
+    /// Begins anew with a coordinator of that generation.
+    fn succeed(&mut self, generation: u64) {
+        self.promise = Promise {
+            generation,
+            owner: some_owner(),
+        };
+        self.coordinator = coordinator_of(&self.settings, self.promise, self.view.clone());
+        self.effects.clear();
+        self.requests.ask_again();
+        self.happened.clear();
+        self.peers.restart();
+        self.status_due = true;
+        if let Some(to) = self.growth {
+            self.take(Event::Grow { to });
+        }
+        if let Some(config) = self.config.clone() {
+            self.take(Event::Reconfigure { config });
+        }
+        // The connections are made by the next turn of the clock.
+        self.tick_in(Instant::now(), Duration::ZERO);
+    }
+
+    /// Publishes the status, if it has changed and the last time is long enough ago.
+    fn tell(&mut self) {
+        let now = Instant::now();
+        if !self.status_due && now.duration_since(self.status_at) < STATUS_EVERY {
+            return;
+        }
+        self.status_at = now;
+        self.status_due = false;
+        let status = self.coordinator.status();
+        self.status.send_if_modified(|told| {
+            let changed = *told != status;
+            if changed {
+                *told = status;
+            }
+            changed
+        });
+    }
+}
+
+fn refuse(command: Command, error: VolumeError) {
+    match command {
+        Command::Io { reply, .. } => reply.give(Err(error)),
+        Command::Compare { reply, .. } => reply.give(Err(error)),
+        Command::Grow { reply, .. } => reply.give(Err(error)),
+        Command::Reconfigure { reply, .. } => reply.give(Err(error)),
+        Command::Mark { reply, .. } => reply.give(Err(error)),
+        Command::Stop => {}
+    }
+}

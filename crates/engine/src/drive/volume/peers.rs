@@ -1,0 +1,344 @@
+//! The connections to the replicas of a volume: made, lost, and made again after a moment.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::{Address, LocalReplica};
+use crate::coordinator::SessionId;
+use crate::drive::core::Wish;
+use crate::drive::link::{Link, LinkError, Stream};
+use crate::member;
+use crate::proto::{Envelope, ReplicaId};
+
+/// How long until a connection that was lost is made again: at first, and at most. It doubles with
+/// every attempt that brings no message, and begins anew with one that does.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// How long a connection may take to be made.
+const DIAL_MAX: Duration = Duration::from_secs(2);
+
+/// What happened on the connections.
+#[allow(clippy::large_enum_variant, reason = "nearly all of them are messages")]
+pub(super) enum Happened {
+    Opened(ReplicaId, SessionId),
+    Closed(ReplicaId, SessionId),
+    Received(ReplicaId, SessionId, Envelope),
+}
+
+enum Place {
+    /// In another process.
+    There(Address),
+    /// In this one.
+    Here(Box<LocalReplica>),
+}
+
+struct Peer {
+    place: Place,
+    session: Option<SessionId>,
+    link: Option<Link>,
+    is_dialling: bool,
+    retry_at: Option<Instant>,
+    tries: u32,
+}
+
+struct Dialled {
+    replica: ReplicaId,
+    address: Address,
+    stream: io::Result<Stream>,
+}
+
+/// The connections to all replicas.
+pub(super) struct Peers {
+    peers: BTreeMap<ReplicaId, Peer>,
+    session_last: SessionId,
+    dialled: mpsc::UnboundedReceiver<Dialled>,
+    dialled_to: mpsc::UnboundedSender<Dialled>,
+    wishes: Vec<Wish>,
+    jitter: RandomState,
+}
+
+impl Peer {
+    fn new(place: Place) -> Peer {
+        Peer {
+            place,
+            session: None,
+            link: None,
+            is_dialling: false,
+            retry_at: Some(Instant::now()),
+            tries: 0,
+        }
+    }
+}
+
+impl Peers {
+    pub(super) fn new(
+        addresses: BTreeMap<ReplicaId, Address>,
+        replicas: Vec<LocalReplica>,
+    ) -> Peers {
+        let (dialled_to, dialled) = mpsc::unbounded_channel();
+        let there = addresses
+            .into_iter()
+            .map(|(id, address)| (id, Peer::new(Place::There(address))));
+        let here = replicas
+            .into_iter()
+            .map(|replica| (replica.id(), Peer::new(Place::Here(Box::new(replica)))));
+        Peers {
+            peers: there.chain(here).collect(),
+            session_last: 0,
+            dialled,
+            dialled_to,
+            wishes: Vec::new(),
+            jitter: RandomState::new(),
+        }
+    }
+
+    pub(super) fn knows(&self, replica: ReplicaId) -> bool {
+        self.peers.contains_key(&replica)
+    }
+
+    pub(super) fn ids(&self) -> Vec<ReplicaId> {
+        self.peers.keys().copied().collect()
+    }
+
+    /// Whether a connection is to be made, so that the clock should be looked at soon.
+    pub(super) fn is_restless(&self) -> bool {
+        self.peers.values().any(|peer| peer.retry_at.is_some())
+    }
+
+    /// Takes addresses over. One that has changed is used from now on.
+    pub(super) fn learn(&mut self, addresses: BTreeMap<ReplicaId, Address>) {
+        for (id, address) in addresses {
+            match self.peers.get_mut(&id).map(|peer| &mut peer.place) {
+                Some(Place::Here(_)) => {}
+                Some(Place::There(known)) if *known == address => {}
+                Some(place) => {
+                    // A connection that there is goes on as long as it lasts.
+                    *place = Place::There(address);
+                }
+                None => {
+                    self.peers.insert(id, Peer::new(Place::There(address)));
+                }
+            }
+        }
+    }
+
+    /// A replica is not wanted any more.
+    pub(super) fn forget(&mut self, replica: ReplicaId) {
+        self.peers.remove(&replica);
+    }
+
+    /// Sends a message, if the session is still there.
+    pub(super) fn send(
+        &mut self,
+        replica: ReplicaId,
+        session: SessionId,
+        envelope: Envelope,
+    ) -> Option<Happened> {
+        let peer = self.peers.get_mut(&replica)?;
+        if peer.session != Some(session) {
+            return None;
+        }
+        match (&mut peer.place, &mut peer.link) {
+            (Place::Here(here), _) => {
+                here.take(member::Event::Received { session, envelope });
+                None
+            }
+            (Place::There(_), Some(link)) => match link.send(&envelope) {
+                Ok(()) => None,
+                Err(error) => Some(self.lost(replica, session, &error)),
+            },
+            (Place::There(_), None) => None,
+        }
+    }
+
+    fn lost(&mut self, replica: ReplicaId, session: SessionId, error: &LinkError) -> Happened {
+        tracing::info!(%replica, "{error}");
+        self.close(replica, session);
+        Happened::Closed(replica, session)
+    }
+
+    /// Closes a session, and makes another one after a moment.
+    pub(super) fn close(&mut self, replica: ReplicaId, session: SessionId) {
+        let Some(peer) = self.peers.get_mut(&replica) else {
+            return;
+        };
+        if peer.session != Some(session) {
+            return;
+        }
+        peer.session = None;
+        peer.link = None;
+        if let Place::Here(here) = &mut peer.place {
+            here.take(member::Event::Closed { session });
+        }
+        self.retry(replica);
+    }
+
+    /// Closes all sessions, to make others at once: the coordinator is another one now.
+    pub(super) fn restart(&mut self) {
+        for replica in self.ids() {
+            if let Some(session) = self.peers.get(&replica).and_then(|peer| peer.session) {
+                self.close(replica, session);
+            }
+            if let Some(peer) = self.peers.get_mut(&replica) {
+                peer.tries = 0;
+                peer.retry_at = Some(Instant::now());
+            }
+        }
+    }
+
+    fn retry(&mut self, replica: ReplicaId) {
+        let jitter = self.jitter.hash_one((replica, Instant::now()));
+        if let Some(peer) = self.peers.get_mut(&replica) {
+            let wait = RETRY_FIRST
+                .saturating_mul(1 << peer.tries.min(8))
+                .min(RETRY_MAX);
+            // Between a half and the whole of it.
+            let part = u32::try_from(jitter % 512).unwrap_or(0) + 512;
+            peer.retry_at = Some(Instant::now() + wait * part / 1024);
+            peer.tries += 1;
+        }
+    }
+
+    /// Begins connections whose time has come.
+    pub(super) fn dial(&mut self, now: Instant, happened: &mut Vec<Happened>) {
+        for (replica, peer) in &mut self.peers {
+            let due = peer.retry_at.is_some_and(|at| at <= now);
+            if !due || peer.session.is_some() || peer.is_dialling {
+                continue;
+            }
+            peer.retry_at = None;
+            match &peer.place {
+                Place::Here(_) => {
+                    self.session_last += 1;
+                    peer.session = Some(self.session_last);
+                    happened.push(Happened::Opened(*replica, self.session_last));
+                }
+                Place::There(address) => {
+                    peer.is_dialling = true;
+                    let (replica, address) = (*replica, address.clone());
+                    let to = self.dialled_to.clone();
+                    tokio::spawn(async move {
+                        let dial = tokio::time::timeout(DIAL_MAX, Stream::connect(&address));
+                        let stream = dial.await.unwrap_or_else(|late| Err(late.into()));
+                        // The volume may have ended meanwhile.
+                        let _ = to.send(Dialled {
+                            replica,
+                            address,
+                            stream,
+                        });
+                    });
+                }
+            }
+        }
+    }
+
+    /// Takes what has happened on all connections. Says whether there may be more.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, happened: &mut Vec<Happened>) -> bool {
+        while let Poll::Ready(Some(dialled)) = self.dialled.poll_recv(context) {
+            self.connected(dialled, happened);
+        }
+        let mut again = false;
+        let mut lost = Vec::new();
+        for (replica, peer) in &mut self.peers {
+            if let Place::Here(here) = &mut peer.place {
+                here.poll_disk(context);
+            }
+            let (Some(session), Some(link)) = (peer.session, &mut peer.link) else {
+                continue;
+            };
+            let tries = &mut peer.tries;
+            let sink = |envelope| {
+                *tries = 0;
+                happened.push(Happened::Received(*replica, session, envelope));
+            };
+            match link.poll_receive(context, sink) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => again = true,
+                Poll::Ready(Err(error)) => lost.push((*replica, session, error)),
+            }
+        }
+        for (replica, session, error) in lost {
+            happened.push(self.lost(replica, session, &error));
+        }
+        again
+    }
+
+    fn connected(&mut self, dialled: Dialled, happened: &mut Vec<Happened>) {
+        let replica = dialled.replica;
+        let Some(peer) = self.peers.get_mut(&replica) else {
+            return;
+        };
+        peer.is_dialling = false;
+        let current = matches!(&peer.place, Place::There(address) if *address == dialled.address);
+        match dialled.stream {
+            Ok(stream) if current && peer.session.is_none() => {
+                self.session_last += 1;
+                peer.session = Some(self.session_last);
+                peer.link = Some(Link::new(stream));
+                peer.retry_at = None;
+                happened.push(Happened::Opened(replica, self.session_last));
+            }
+            Ok(_) => self.retry(replica),
+            Err(error) => {
+                tracing::debug!(%replica, "could not connect to {}: {error}", dialled.address);
+                self.retry(replica);
+            }
+        }
+    }
+
+    /// Lets the replicas of this process go on.
+    pub(super) fn run_here(&mut self, happened: &mut Vec<Happened>) {
+        let mut wishes = std::mem::take(&mut self.wishes);
+        let mut closed = Vec::new();
+        for (replica, peer) in &mut self.peers {
+            let Place::Here(here) = &mut peer.place else {
+                continue;
+            };
+            if let Err(error) = here.run(&mut wishes) {
+                // It stays away; what it had is on its disk.
+                tracing::error!(%replica, "{}", crate::drive::in_full(&error));
+                wishes.push(Wish::Restart);
+            }
+            for wish in wishes.drain(..) {
+                match wish {
+                    Wish::Send(session, envelope) if peer.session == Some(session) => {
+                        peer.tries = 0;
+                        happened.push(Happened::Received(*replica, session, envelope));
+                    }
+                    Wish::Send(..) => {}
+                    Wish::Close(session) => closed.push((*replica, session)),
+                    Wish::Restart => closed.extend(peer.session.map(|it| (*replica, it))),
+                }
+            }
+        }
+        self.wishes = wishes;
+        for (replica, session) in closed {
+            let ours = self.peers.get(&replica).and_then(|peer| peer.session);
+            if ours == Some(session) {
+                self.close(replica, session);
+                happened.push(Happened::Closed(replica, session));
+            }
+        }
+    }
+
+    /// Writes what is to be sent, as far as the sockets take it.
+    pub(super) fn flush(&mut self, context: &mut Context<'_>, happened: &mut Vec<Happened>) {
+        let mut lost = Vec::new();
+        for (replica, peer) in &mut self.peers {
+            if let (Some(session), Some(link)) = (peer.session, &mut peer.link)
+                && let Err(error) = link.poll_flush(context)
+            {
+                lost.push((*replica, session, error));
+            }
+        }
+        for (replica, session, error) in lost {
+            happened.push(self.lost(replica, session, &error));
+        }
+    }
+}

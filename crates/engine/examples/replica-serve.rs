@@ -1,0 +1,43 @@
+//! Serves one replica until its standard input ends: `replica-serve POOL/replicas/NAME VOLUME REPLICA
+//! ADDRESS [thick]`. Says where it listens on its standard output.
+//!
+//! It dies with whoever started it, also when it is stopped at that moment.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use trellis_engine::drive::{Address, ReplicaServer, ReplicaSettings};
+use trellis_engine::replica::{Identity, Provisioning};
+use uuid::Uuid;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    let mut arguments = std::env::args().skip(1);
+    let mut next = |what: &str| arguments.next().ok_or(format!("{what} is missing"));
+    let path = PathBuf::from(next("the replica's directory")?);
+    let identity = Identity {
+        volume: Uuid::parse_str(&next("the volume")?)?,
+        replica: Uuid::parse_str(&next("the replica")?)?,
+    };
+    let address: Address = next("the address")?.parse()?;
+    let provisioning = match arguments.next().as_deref() {
+        Some("thick") => Provisioning::Thick,
+        _ => Provisioning::Thin,
+    };
+    let settings = ReplicaSettings {
+        path,
+        pool: None,
+        identity,
+        provisioning,
+    };
+    let server = ReplicaServer::start(settings, &address)?;
+    println!("{}", server.address());
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    server.stop();
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! Replicas as processes, so that they can be killed and frozen.
+#![allow(dead_code, reason = "every test binary uses its own part of this")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use trellis_api::Bytes;
+use trellis_engine::drive::{Address, VolumeSettings};
+use trellis_engine::proto::{Config, ReplicaId};
+use trellis_engine::replica::{Identity, Pool, Provisioning};
+use uuid::Uuid;
+
+/// A program from `examples/`.
+pub(crate) fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test
+        .parent()
+        .unwrap()
+        .parent()
+        .unwrap()
+        .join("examples")
+        .join(name);
+    assert!(
+        path.exists(),
+        "{} is missing; `cargo build -p trellis-engine --examples` makes it",
+        path.display()
+    );
+    path
+}
+
+/// A process that is killed when this goes away, frozen or not.
+pub(crate) struct Process(Child);
+
+impl Process {
+    pub(crate) fn start(command: &mut Command) -> Process {
+        Process(
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        )
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.0);
+        kill_process(pid, signal).unwrap();
+    }
+
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A replica, on a pool of its own.
+pub(crate) struct Replica {
+    pub(crate) identity: Identity,
+    pub(crate) pool: PathBuf,
+    provisioning: Provisioning,
+    listen: Address,
+    process: Option<Process>,
+}
+
+impl Replica {
+    /// Makes a replica on the pool in that directory.
+    pub(crate) fn make(
+        pool: &Path,
+        identity: Identity,
+        size: u64,
+        provisioning: Provisioning,
+        listen: Address,
+    ) -> Replica {
+        Pool::open(pool)
+            .unwrap()
+            .create("r", identity, Bytes::new(size), provisioning)
+            .unwrap();
+        Replica {
+            identity,
+            pool: pool.to_owned(),
+            provisioning,
+            listen,
+            process: None,
+        }
+    }
+
+    pub(crate) fn start(&mut self) {
+        let mut command = Command::new(example("replica-serve"));
+        command
+            .arg(self.path())
+            .arg(self.identity.volume.to_string())
+            .arg(self.identity.replica.to_string())
+            .arg(self.listen.to_string());
+        if self.provisioning == Provisioning::Thick {
+            command.arg("thick");
+        }
+        let mut process = Process::start(&mut command);
+        let mut line = String::new();
+        let out = process.child().stdout.take().unwrap();
+        BufReader::new(out).read_line(&mut line).unwrap();
+        self.listen = line.trim().parse().expect("the replica did not start");
+        self.process = Some(process);
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.pool.join("replicas/r")
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.path().join("data")
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.listen.clone()
+    }
+
+    /// Kills it, without a chance to say anything.
+    pub(crate) fn kill(&mut self) {
+        self.process = None;
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.process.as_ref().unwrap().signal(signal);
+    }
+}
+
+/// A volume with its replicas.
+pub(crate) struct Cluster {
+    pub(crate) volume: Uuid,
+    pub(crate) replicas: Vec<Replica>,
+    home: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// A volume with so many replicas, which run.
+    pub(crate) fn start(count: usize, size: u64) -> Cluster {
+        let mut cluster = Cluster {
+            volume: Uuid::new_v4(),
+            replicas: Vec::new(),
+            home: tempfile::tempdir().unwrap(),
+        };
+        for _ in 0..count {
+            let pool = cluster.new_pool();
+            cluster.add(&pool, size, Provisioning::Thin);
+        }
+        cluster
+    }
+
+    /// An empty directory for a pool.
+    pub(crate) fn new_pool(&self) -> PathBuf {
+        let pool = self
+            .home
+            .path()
+            .join(format!("pool-{}", self.replicas.len()));
+        std::fs::create_dir(&pool).unwrap();
+        pool
+    }
+
+    /// Adds a replica on a pool, and starts it.
+    pub(crate) fn add(&mut self, pool: &Path, size: u64, provisioning: Provisioning) {
+        let index = self.replicas.len();
+        let identity = Identity {
+            volume: self.volume,
+            replica: Uuid::new_v4(),
+        };
+        let listen = Address::Unix(self.home.path().join(format!("{index}.sock")));
+        let mut replica = Replica::make(pool, identity, size, provisioning, listen);
+        replica.start();
+        self.replicas.push(replica);
+    }
+
+    pub(crate) fn addresses(&self) -> BTreeMap<ReplicaId, Address> {
+        self.replicas
+            .iter()
+            .map(|it| (it.identity.replica, it.address()))
+            .collect()
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        Config::majority(self.replicas.iter().map(|it| it.identity.replica).collect())
+    }
+
+    pub(crate) fn settings(&self) -> VolumeSettings {
+        VolumeSettings::new(self.volume, self.config(), self.addresses())
+    }
+
+    pub(crate) fn id(&self, index: usize) -> ReplicaId {
+        self.replicas[index].identity.replica
+    }
+
+    /// The data files of all replicas are the same, to the last byte of the volume.
+    pub(crate) fn assert_same(&self, size: u64) {
+        use std::os::unix::fs::FileExt;
+        let files: Vec<_> = self
+            .replicas
+            .iter()
+            .map(|replica| std::fs::File::open(replica.data()).unwrap())
+            .collect();
+        let mut buffers = vec![vec![0; 1 << 20]; files.len()];
+        let mut at = 0;
+        while at < size {
+            let length = usize::try_from((size - at).min(1 << 20)).unwrap();
+            for (file, buffer) in files.iter().zip(&mut buffers) {
+                file.read_exact_at(&mut buffer[..length], at).unwrap();
+            }
+            for buffer in &buffers[1..] {
+                assert!(
+                    buffer[..length] == buffers[0][..length],
+                    "the replicas differ near byte {at}"
+                );
+            }
+            at += u64::try_from(length).unwrap();
+        }
+    }
+}

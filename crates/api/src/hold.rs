@@ -58,6 +58,9 @@ reasons! {
     NoSpaceInPool:
         "No pool has room for the size that is asked for.",
         "Free space, raise the pool's overcommitPercent, add a pool, or lower the request with `trellis cancel`.";
+    TooFewPools:
+        "The class asks for more copies than there are pools to keep them, and every copy needs a pool of its own.",
+        "Add pools with `trellis pool add NAME DIR`, on disks of their own, or use a class with fewer replicas.";
     SizeTooLarge:
         "The size is larger than a volume can be.",
         "Lower the request with `trellis cancel`.";
@@ -106,6 +109,12 @@ reasons! {
     ReplicaUnavailable:
         "A copy of the volume is on a node or pool that cannot be reached.",
         "Bring the node or the pool back (is its disk mounted?); everything goes on by itself then.";
+    TooFewReplicas:
+        "Fewer copies answer than must have a write before it is acknowledged, so I/O and growth wait.",
+        "Bring the pools or nodes of the missing copies back (`trellis volume show CLAIM`); everything goes on by itself then.";
+    TargetDown:
+        "The process that serves the volume does not run or does not answer.",
+        "Nothing at first: it is started again by itself. If that repeats, read its log, which the message names.";
     DeviceGone:
         "The block device that carried the volume has vanished.",
         "Unmount the claim and mount it again.";
@@ -126,7 +135,7 @@ reasons! {
         "Look at the disk below, unmount the claim and mount it again.";
     MountGone:
         "Somebody else has unmounted the volume.",
-        "Nothing, while the claim is in use: it is mounted again by itself. If that repeats, find out who unmounts it.";
+        "If it was not meant, `trellis umount` the claim and mount it again; it is not put back behind anybody's back.";
     DeviceShrunk:
         "The file or the device below is smaller than what it carries; a part of the data is cut off.",
         "Restore the file to at least its former size and its former content; nothing is written meanwhile.";

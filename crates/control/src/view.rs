@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use kube::ResourceExt;
 use trellis_api::Bytes;
-use trellis_api::kinds::{Attachment, Replica, RungStatus, Target, Volume};
+use trellis_api::kinds::{Attachment, Content, Replica, RungStatus, Target, Volume};
 
 use crate::world::{World, claim_group, orphan_claim};
 
@@ -68,9 +68,33 @@ impl View {
         }
     }
 
-    /// What every copy was measured to have, and the target to serve; none before all are there.
+    /// Whether the volume has several copies behind a target. Its copies still tell when the volume is gone.
+    pub fn is_replicated(&self) -> bool {
+        let copy = |each: &Arc<Replica>| each.spec.replica_id.is_empty();
+        let volume = self.volume.as_ref().map(|volume| volume.spec.replicated);
+        volume.unwrap_or_else(|| self.replicas.iter().any(copy))
+    }
+
+    /// What is known of the bytes: of every copy that is used where it lies, or what the target shows.
+    pub fn contents(&self) -> Vec<Option<&Content>> {
+        if self.is_replicated() {
+            let target = self.target.as_ref();
+            let content = target.and_then(|target| target.status.as_ref()?.content.as_ref());
+            return vec![content];
+        }
+        let replicas = self.replicas.iter();
+        replicas
+            .map(|replica| replica.status.as_ref()?.content.as_ref())
+            .collect()
+    }
+
+    /// What the target was measured to serve; of a single copy that is used where it lies not more than that has.
+    /// None before it is there.
     pub fn served(&self) -> Option<Bytes> {
         let target = self.target.as_ref()?.status.as_ref()?.capacity?;
+        if self.is_replicated() {
+            return Some(target);
+        }
         let mut least = target;
         for replica in &self.replicas {
             least = least.min(replica.status.as_ref()?.capacity?);

@@ -268,6 +268,11 @@ impl World {
     /// Keeps the reservations right, and wakes whoever waited for the room that appeared.
     pub(crate) fn note_replica(&self, change: &Changed<Replica>) {
         if let (Some(old), Some(new)) = (&change.old, &change.new) {
+            // The target has to be told where its copies are.
+            let address = |replica: &Replica| Some(replica.status.as_ref()?.address.clone());
+            if address(old) != address(new) {
+                self.passes.push(&new.spec.volume);
+            }
             let (old, new) = (&old.status, &new.status);
             let old = old.as_ref().and_then(|status| status.rung.as_ref());
             let new = new.as_ref().and_then(|status| status.rung.as_ref());
@@ -283,18 +288,31 @@ impl World {
     pub(crate) fn note_volume(&self, change: &Changed<Volume>) {
         self.growths.note_volume(change);
         let either = change.new.as_ref().or(change.old.as_ref());
-        let Some((volume, (replica, pool))) =
-            either.and_then(|volume| Some((volume, provision::reservation(volume)?)))
-        else {
-            return;
+        let Some(volume) = either else { return };
+        let was_served = || {
+            volume
+                .status
+                .as_ref()
+                .is_some_and(|status| status.capacity.is_some())
         };
+        if change.new.is_some() && volume.spec.replicated && was_served() {
+            // Its copies are stored, and may be others by now than the first ones.
+            return;
+        }
         let size = change.new.as_ref().map(|_| volume.spec.capacity);
-        let woken = self.ledger.note_volume(&replica, pool, size);
-        woken.iter().for_each(|key| self.push(key));
+        for (replica, pool) in provision::reservations(volume) {
+            let woken = self.ledger.note_volume(&replica, &pool, size);
+            woken.iter().for_each(|key| self.push(key));
+        }
     }
 
     fn note_target(&self, change: &Changed<Target>) {
         if let (Some(old), Some(new)) = (&change.old, &change.new) {
+            // A copy that does not count any more may go, wherever it is.
+            let members = |target: &Target| Some(target.status.as_ref()?.members.clone());
+            if members(old) != members(new) {
+                self.passes.push(&new.spec.volume);
+            }
             let (old, new) = (&old.status, &new.status);
             let old = old.as_ref().and_then(|status| status.rung.as_ref());
             let new = new.as_ref().and_then(|status| status.rung.as_ref());

@@ -8,6 +8,8 @@ use clap_complete::Shell;
 use trellis_api::quantity::Growth;
 use trellis_control::world::RESYNC;
 
+use crate::serve::{ServeReplica, ServeTarget};
+
 /// Where a service keeps everything unless it is told otherwise.
 pub const DATA_DEFAULT: &str = "/var/lib/trellis";
 
@@ -74,6 +76,12 @@ pub enum Verb {
     Check(Check),
     /// Check what this machine's kernel and programs can do, and what is missing
     Doctor(Doctor),
+    /// Serve one copy of a volume
+    #[command(hide = true)]
+    ServeReplica(ServeReplica),
+    /// Serve a volume of several copies
+    #[command(hide = true)]
+    ServeTarget(ServeTarget),
     /// Print the completion script of a shell
     Completion {
         /// The shell

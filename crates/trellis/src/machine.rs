@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use trellis_api::kinds::{Content, FilesystemKind};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::agent::machine::{
-    Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
+    CopyFound, Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage,
+    StageFound, TargetFound, TargetPlace, Use,
 };
 use trellis_control::usage::{Fill, Gauge};
 use trellis_control::view::now;
@@ -17,6 +18,8 @@ use trellis_node::sys::{loopdev, mountinfo};
 use trellis_node::volume::Fault;
 use trellis_node::{probe, volume};
 use uuid::Uuid;
+
+use crate::serve::{Supervisor, Wake};
 
 /// Where the kernel tells its present run from all others.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -29,6 +32,8 @@ pub struct ThisMachine {
     mounts: PathBuf,
     notes: PathBuf,
     pools: Mutex<HashMap<PathBuf, Arc<Pool>>>,
+    /// The processes of volumes with several copies.
+    processes: Supervisor,
     /// Replicas that are open. Opening one checks and syncs it; measuring an open one only reads.
     replicas: Mutex<HashMap<(PathBuf, String), Replica>>,
 }
@@ -43,6 +48,7 @@ impl ThisMachine {
             mounts,
             notes,
             pools: Mutex::default(),
+            processes: Supervisor::new(data.join("run")),
             replicas: Mutex::default(),
         })
     }
@@ -118,6 +124,11 @@ impl ThisMachine {
 
     fn open_replicas(&self) -> MutexGuard<'_, HashMap<(PathBuf, String), Replica>> {
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on tells which volume to look at when something happens to its processes.
+    pub fn listen_to_processes(&self, wake: Wake) -> std::io::Result<()> {
+        self.processes.listen(wake)
     }
 
     /// Where private mounts are; each bears the name of its volume.
@@ -321,6 +332,36 @@ impl Machine for ThisMachine {
         self.with_pool(&place.pool, place.pool_id.as_deref(), |pool| {
             pool.remove(&place.name).map_err(store_hold)
         })
+    }
+
+    fn serve_copy(&self, place: &ReplicaPlace) -> Result<CopyFound, Hold> {
+        let address = self.processes.serve_copy(place, &place.volume)?;
+        let found = found(&self.replica(place)?)?;
+        Ok(CopyFound {
+            size: found.size,
+            data: found.data,
+            address,
+        })
+    }
+
+    fn retire_copy(&self, place: &ReplicaPlace) -> Result<(), Hold> {
+        self.processes.retire_copy(place, &place.volume)
+    }
+
+    fn serve_target(&self, target: &TargetPlace) -> Result<TargetFound, Hold> {
+        self.processes.serve_target(target)
+    }
+
+    fn raise_target(&self, target: &TargetPlace, to: Bytes) -> Result<(), Hold> {
+        self.processes.raise_target(&target.volume, to)
+    }
+
+    fn retire_target(&self, volume: &str) -> Result<(), Hold> {
+        self.processes.retire_target(volume)
+    }
+
+    fn target_backing(&self, volume: &str) -> PathBuf {
+        self.processes.backing(volume)
     }
 
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {

@@ -10,6 +10,7 @@ mod kernel;
 mod machine;
 mod metrics;
 mod output;
+mod serve;
 mod up;
 
 use std::process::ExitCode;
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
 /// Quiet unless asked: a service tells of warnings, a verb of nothing but its answer.
 fn logs(cli: &Cli) {
     let level = match (cli.global.verbose, &cli.verb) {
-        (0, Verb::Up(_)) => "warn",
+        (0, Verb::Up(_) | Verb::ServeReplica(_) | Verb::ServeTarget(_)) => "warn",
         (0, _) => "off",
         (1, _) => "info,trellis=debug",
         (_, _) => "debug",

@@ -117,6 +117,10 @@ async fn start(
     let node = node.to_owned();
     let mut tasks = run::start(api.client(), world.clone(), settings, machine.clone()).await;
     kernel::listen(&world, machine.mounts().to_owned());
+    let woken = world.clone();
+    machine
+        .listen_to_processes(Box::new(move |volume| woken.passes.push(volume)))
+        .context("the processes of volumes cannot be watched")?;
     tasks.spawn(usage::refresh(
         world.clone(),
         api.client(),

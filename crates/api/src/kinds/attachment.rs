@@ -44,7 +44,7 @@ pub struct AttachmentStatus {
     /// The volume that the claim is bound to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// The way the bytes take: `local`.
+    /// The way the bytes take: `local` for a single copy on its node, `fuse` for several copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<String>,
     /// The block device on the node.

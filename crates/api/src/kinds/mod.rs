@@ -18,7 +18,7 @@ pub use attachment::{Attachment, AttachmentPhase, AttachmentSpec, AttachmentStat
 pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus};
 pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
-pub use target::{Target, TargetSpec, TargetStatus};
+pub use target::{Members, ReplicaSeen, ReplicaState, Target, TargetSpec, TargetStatus};
 pub use volume::{
     ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime, Volume,
     VolumePhase, VolumeSpec, VolumeStatus,

@@ -26,7 +26,8 @@ pub struct ReplicaSpec {
     pub volume: String,
     /// The volume's identity, which the copy carries on disk.
     pub volume_id: String,
-    /// The copy's own identity.
+    /// The copy's own identity; empty for one of several, whose identity is the uid of this object.
+    #[serde(default)]
     pub replica_id: String,
     /// The pool it lives on.
     pub pool: String,
@@ -55,6 +56,9 @@ pub struct ReplicaStatus {
     /// The file that holds the bytes, on its node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
+    /// Where its process can be reached, if it is one of several copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// What the bytes are, as far as it can be told without mounting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Content>,

@@ -5,8 +5,8 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::RungStatus;
-use crate::Bytes;
+use super::{Content, RungStatus};
+use crate::{Bytes, Hold};
 
 /// What is wanted of a target.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -40,7 +40,69 @@ pub struct TargetStatus {
     /// The `volume` rung.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rung: Option<RungStatus>,
-    /// `Resizing`.
+    /// The iSCSI name under which it is served, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iqn: Option<String>,
+    /// Where it is served by iSCSI: address and port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub portal: Option<String>,
+    /// Who the copies are that count, as the target has agreed with them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<Members>,
+    /// How each copy is, as the target sees it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<ReplicaSeen>,
+    /// What the bytes are of a volume that is not in use and has several copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Content>,
+    /// What keeps it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+    /// `Resizing`; and of several copies `Available`, `RedundancyMet` and `SizeConverged`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// The copies that count.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Members {
+    /// Rises with every change.
+    pub version: u64,
+    /// How many of them must have a write before it is acknowledged.
+    pub consistency_factor: u32,
+    /// Their identities.
+    pub replicas: Vec<String>,
+}
+
+/// A copy as its target sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaSeen {
+    /// Its identity.
+    pub id: String,
+    /// How it is.
+    pub state: ReplicaState,
+    /// Its size, as it told at last; none before it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
+    /// Bytes of it that are still to be repaired.
+    #[serde(default)]
+    pub repair_left: Bytes,
+    /// Bytes that were to be repaired when it came back.
+    #[serde(default)]
+    pub repair_total: Bytes,
+}
+
+/// How a copy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ReplicaState {
+    /// It cannot be reached.
+    Away,
+    /// It is being greeted.
+    Arriving,
+    /// It takes part, and a part of it is being repaired.
+    Repairing,
+    /// It holds everything.
+    InSync,
 }

@@ -32,8 +32,16 @@ pub struct VolumeSpec {
     pub claim: ClaimRef,
     /// The claim's StorageClass.
     pub class: String,
-    /// How many copies there are.
+    /// How many copies there shall be. Of a volume with several it may be changed: copies are added and let go of
+    /// while the volume is in use.
     pub replicas: u32,
+    /// How many copies must have a write before it is acknowledged.
+    #[serde(default = "one")]
+    pub consistency_factor: u32,
+    /// Its bytes pass through a target that keeps several copies the same. Without one there is a single copy, which
+    /// is used where it lies. Decided when the volume is made.
+    #[serde(default)]
+    pub replicated: bool,
     /// Whether every byte is allocated from the start.
     #[serde(default)]
     pub thick: bool,
@@ -50,6 +58,10 @@ pub struct VolumeSpec {
 
 fn by_default() -> bool {
     true
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// Who asked for the present goal, and when.

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::ResourceExt;
-use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus};
+use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus, Target};
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::machine::{ReplicaPlace, Stage, Use};
+use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
+use crate::claim::copies::wanted;
 use crate::view::View;
 
 /// The work of one node for one volume.
@@ -15,8 +16,10 @@ use crate::view::View;
 pub struct Job {
     /// The size that every rung shall have.
     pub goal: Bytes,
-    /// The copy on this node.
+    /// The copy on this node, if there is a single one that is used where it lies.
     pub replica: Option<ReplicaJob>,
+    /// The copies and the target on this node, if there are several.
+    pub replicated: Option<ReplicatedJob>,
     /// Uses that shall end.
     pub endings: Vec<UseJob>,
     /// Uses that shall be.
@@ -25,6 +28,42 @@ pub struct Job {
     pub staging: Option<Stage>,
     /// The rungs as they were last reported.
     pub reported: Vec<RungStatus>,
+}
+
+impl Job {
+    /// Whether anything of the volume concerns this node.
+    pub fn has_work(&self) -> bool {
+        let several = self.replicated.as_ref();
+        let several = several.is_some_and(|job| job.target.is_some() || !job.copies.is_empty());
+        self.replica.is_some() || several || !self.uses.is_empty() || !self.endings.is_empty()
+    }
+
+    /// The pools on which its copies on this node are.
+    pub fn pools(&self) -> impl Iterator<Item = &str> {
+        let several = self.replicated.iter().flat_map(|job| &job.copies);
+        let all = self.replica.iter().chain(several);
+        all.map(|copy| copy.object.spec.pool.as_str())
+    }
+}
+
+/// The work for a volume of several copies.
+#[derive(Clone, Debug)]
+pub struct ReplicatedJob {
+    /// The copies on this node.
+    pub copies: Vec<ReplicaJob>,
+    /// The target, if it runs on this node and its volume is there.
+    pub target: Option<TargetJob>,
+}
+
+/// The work for a target.
+#[derive(Clone, Debug)]
+pub struct TargetJob {
+    /// The stored object.
+    pub object: Arc<Target>,
+    /// What it shall be, with the addresses that were reported.
+    pub place: TargetPlace,
+    /// How many copies the volume shall have.
+    pub copies: usize,
 }
 
 /// The work for one replica.
@@ -91,11 +130,17 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
         .into_iter()
         .map(|each| use_job(view, node, each, 0))
         .collect();
-    let replica = view
+    let mut copies: Vec<ReplicaJob> = view
         .replicas
         .iter()
-        .find(|each| each.spec.node == node.name);
-    let replica = replica.and_then(|each| replica_job(view, each, pool_of));
+        .filter(|each| each.spec.node == node.name)
+        .filter_map(|each| replica_job(view, each, pool_of))
+        .collect();
+    let (replica, replicated) = if view.is_replicated() {
+        (None, Some(replicated_job(view, node, copies)))
+    } else {
+        (copies.pop(), None)
+    };
     // Also for a volume that is gone from the store: what is left of it on this node must be found.
     let staging = Some(Stage {
         volume: view.key.clone(),
@@ -117,6 +162,7 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
     Job {
         goal,
         replica,
+        replicated,
         endings,
         uses,
         staging,
@@ -124,11 +170,38 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
     }
 }
 
-/// The size to climb to: the volume's goal, as far as the copy on this node has a reservation for it.
+/// The size to climb to: the volume's goal, as far as its copies have a reservation for it.
 fn goal(view: &View, replica: Option<&ReplicaJob>) -> Bytes {
     let wanted = view.volume.as_ref().map(|volume| volume.spec.capacity);
     let wanted = wanted.unwrap_or_default();
+    if view.is_replicated() {
+        let reserved = view.replicas.iter().map(|each| each.spec.capacity);
+        return reserved.fold(wanted, Bytes::min);
+    }
     replica.map_or(wanted, |each| wanted.min(each.object.spec.capacity))
+}
+
+fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> ReplicatedJob {
+    let wanted = view.volume.as_ref().map(|volume| wanted(view, volume));
+    let target = view.target.as_ref().zip(view.volume.as_ref());
+    let target = target.filter(|(target, _)| target.spec.node == node.name);
+    let addresses = view.replicas.iter().filter_map(|each| {
+        let address = each.status.as_ref()?.address.clone()?;
+        Some((each.uid()?, address))
+    });
+    ReplicatedJob {
+        target: target.map(|(target, volume)| TargetJob {
+            object: target.clone(),
+            place: TargetPlace {
+                volume: view.key.clone(),
+                volume_id: volume.uid().unwrap_or_default(),
+                members: wanted.unwrap_or_default(),
+                addresses: addresses.collect(),
+            },
+            copies: usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX),
+        }),
+        copies,
+    }
 }
 
 /// The oldest use comes first: it is the one that a claim for a single use goes to.
@@ -147,8 +220,13 @@ fn replica_job(
         pool: PathBuf::from(&pool.spec.path),
         pool_id: pool.status.as_ref().and_then(|status| status.id.clone()),
         name: object.name_any(),
+        volume: view.key.clone(),
         volume_id: object.spec.volume_id.clone(),
-        replica_id: object.spec.replica_id.clone(),
+        replica_id: if object.spec.replica_id.is_empty() {
+            object.uid().unwrap_or_default()
+        } else {
+            object.spec.replica_id.clone()
+        },
         thick: object.spec.thick,
     };
     let measured = object
@@ -157,8 +235,9 @@ fn replica_job(
         .and_then(|status| status.capacity)
         .is_some();
     // A replica goes with its volume, which goes only when its claim has. One that somebody deleted by hand
-    // while its volume stays is marked, and kept.
-    let goes = object.metadata.deletion_timestamp.is_some() && view.volume.is_none();
+    // while its volume stays is marked, and kept; one of several goes once it does not count any more.
+    let goes = object.metadata.deletion_timestamp.is_some()
+        && (view.volume.is_none() || is_dispensed_with(view, object));
     let fate = match (goes, measured) {
         (true, _) => Fate::Remove,
         (false, true) => Fate::Find,
@@ -169,6 +248,16 @@ fn replica_job(
         place,
         fate,
     })
+}
+
+/// Whether the target has agreed with the other copies that this one does not count.
+fn is_dispensed_with(view: &View, object: &Replica) -> bool {
+    let agreed = view
+        .target
+        .as_ref()
+        .and_then(|target| target.status.as_ref()?.members.as_ref());
+    let id = object.uid().unwrap_or_default();
+    view.is_replicated() && agreed.is_some_and(|members| !members.replicas.contains(&id))
 }
 
 fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> UseJob {
@@ -269,7 +358,7 @@ mod tests {
         let spec = ReplicaSpec {
             volume: "v".to_owned(),
             volume_id: String::new(),
-            replica_id: String::new(),
+            replica_id: "r".to_owned(),
             pool: "p".to_owned(),
             node: NODE.to_owned(),
             capacity: Bytes::gib(goal),
@@ -293,6 +382,8 @@ mod tests {
             },
             class: "s".to_owned(),
             replicas: 1,
+            consistency_factor: 1,
+            replicated: false,
             thick: false,
             filesystem: None,
             online_growth: true,

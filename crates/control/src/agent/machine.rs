@@ -3,9 +3,10 @@
 //! The binary joins the replica store and the kernel behind this trait. Every call blocks, is
 //! idempotent, measures instead of remembering, and answers a refusal as the hold that a user will read.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use trellis_api::kinds::{Content, FilesystemKind, Usage};
+use trellis_api::kinds::{Content, FilesystemKind, Members, ReplicaSeen, Usage};
 use trellis_api::{Bytes, Hold, Rung};
 
 /// A copy of a volume on a pool of this machine.
@@ -17,6 +18,8 @@ pub struct ReplicaPlace {
     pub pool_id: Option<String>,
     /// The replica's name.
     pub name: String,
+    /// The volume's name.
+    pub volume: String,
     /// Identity of the volume.
     pub volume_id: String,
     /// Identity of the copy.
@@ -76,6 +79,57 @@ pub struct ReplicaFound {
     pub data: PathBuf,
 }
 
+/// One of several copies, served by a process of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyFound {
+    /// Its size: its `replica` rung.
+    pub size: Bytes,
+    /// The file that holds the bytes.
+    pub data: PathBuf,
+    /// Where its process can be reached.
+    pub address: String,
+}
+
+/// A target on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetPlace {
+    /// The volume's name.
+    pub volume: String,
+    /// The volume's identity.
+    pub volume_id: String,
+    /// Who shall count. The copies themselves may have agreed on others meanwhile, and then move there.
+    pub members: Members,
+    /// Where the copies can be reached, by identity; also those that do not count yet or not any more.
+    pub addresses: BTreeMap<String, String>,
+}
+
+/// A target as it was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TargetFound {
+    /// The size that as many copies have as must have a write: the `replica` rung of the volume.
+    pub copies: Bytes,
+    /// What a reader gets: the `volume` rung.
+    pub served: Bytes,
+    /// The file through which the volume is used on this machine.
+    pub backing: PathBuf,
+    /// Its iSCSI name.
+    pub iqn: Option<String>,
+    /// Its iSCSI address.
+    pub portal: Option<String>,
+    /// Who counts.
+    pub members: Members,
+    /// How each copy is.
+    pub replicas: Vec<ReplicaSeen>,
+    /// I/O is served.
+    pub available: bool,
+    /// Every copy holds everything.
+    pub redundancy_met: bool,
+    /// Every copy has the volume's size.
+    pub size_converged: bool,
+    /// What keeps it from serving or growing.
+    pub hold: Option<Hold>,
+}
+
 /// One rung of a volume in use as it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RungFound {
@@ -126,6 +180,24 @@ pub trait Machine: Send + Sync + 'static {
 
     /// Removes a replica and its bytes.
     fn remove_replica(&self, replica: &ReplicaPlace) -> Result<(), Hold>;
+
+    /// Has one of several copies served by a process of its own, which is started if it does not run.
+    fn serve_copy(&self, replica: &ReplicaPlace) -> Result<CopyFound, Hold>;
+
+    /// Ends the process that serves a copy; without one it does nothing.
+    fn retire_copy(&self, replica: &ReplicaPlace) -> Result<(), Hold>;
+
+    /// Has a target run with these copies, in a process of its own, and measures it.
+    fn serve_target(&self, target: &TargetPlace) -> Result<TargetFound, Hold>;
+
+    /// Raises the copies and what the target serves.
+    fn raise_target(&self, target: &TargetPlace, to: Bytes) -> Result<(), Hold>;
+
+    /// Ends a target; without one it does nothing.
+    fn retire_target(&self, volume: &str) -> Result<(), Hold>;
+
+    /// The file through which a volume of several copies is used on this machine, whether it is there or not.
+    fn target_backing(&self, volume: &str) -> PathBuf;
 
     /// What the bytes of a volume are that is not in use.
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content>;

@@ -83,7 +83,7 @@ impl Agent {
         let view = View::gather(&self.world, key);
         let mut job = job(&view, &self.node, &|name| self.world.pools.get("", name));
         self.ladders.fill_in(key, &mut job.reported);
-        if job.replica.is_none() && job.uses.is_empty() && job.endings.is_empty() {
+        if !job.has_work() {
             return Run::Done;
         }
         if goals_are_on_their_way(&view, &job) {
@@ -101,10 +101,10 @@ impl Agent {
         };
         tracing::trace!(volume = key, goal = %job.goal, "pass done");
         self.ladders.remember(key, &outcome.ladder);
-        if outcome.pool_changed
-            && let Some(replica) = &job.replica
-        {
-            self.world.pool_used(&replica.object.spec.pool);
+        if outcome.pool_changed {
+            for pool in job.pools() {
+                self.world.pool_used(pool);
+            }
         }
         self.report(key, &view, &job, &outcome).await
     }

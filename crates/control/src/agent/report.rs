@@ -1,5 +1,7 @@
 //! What a pass found, as status of the stored objects. Only what is new is written.
 
+mod replicated;
+
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
@@ -20,6 +22,9 @@ use crate::write::{Object, Place, Write};
 
 /// The replica's and the target's status, as far as the ladder is known.
 pub fn replica_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Vec<Write> {
+    if let Some(replicated) = &job.replicated {
+        return replicated::writes(job, replicated, outcome, now);
+    }
     let Some(replica) = &job.replica else {
         return Vec::new();
     };
@@ -93,6 +98,7 @@ fn measured(
             ),
             rung: Some(rung),
             path: path.or_else(|| old.path.clone()),
+            address: None,
             content: if outcome.stage.is_some() {
                 None
             } else {
@@ -113,6 +119,7 @@ fn measured(
             capacity: Some(rung.size),
             rung: Some(rung),
             conditions,
+            ..TargetStatus::default()
         };
         writes.extend(status_write(
             Place::named(Object::Target, target.name_any()),
@@ -275,7 +282,14 @@ fn use_write(
         } else {
             old.volume.clone()
         },
-        via: attached.then(|| "local".to_owned()),
+        via: attached.then(|| {
+            if view.is_replicated() {
+                "fuse"
+            } else {
+                "local"
+            }
+            .to_owned()
+        }),
         device: outcome
             .stage
             .as_ref()

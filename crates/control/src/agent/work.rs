@@ -3,24 +3,34 @@
 //! The order is that of dependence: uses that end, the replica, uses that begin, then the ladder. A
 //! growth that is held never keeps a use from beginning at the old size.
 
+mod replicated;
+mod subject;
+
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use trellis_api::kinds::{Attachment, Content, RungStatus};
-use trellis_api::{Bytes, Hold, HoldReason, Rung};
+use trellis_api::{Hold, HoldReason, Rung};
 
-use super::climb::{Climbable, Measured, climb};
+use super::climb::climb;
 use super::job::{Fate, Job, ReplicaJob, UseJob};
-use super::machine::{Machine, ReplicaFound, ReplicaPlace, Stage, StageFound, Use};
+use super::machine::{CopyFound, Machine, ReplicaFound, Stage, StageFound, TargetFound, Use};
+use subject::{Single, Subject};
 
 /// What a pass found and did.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// The replica, if there is one on this node and it shall stay.
+    /// The single copy, if there is one on this node and it shall stay.
     pub replica: Option<Result<ReplicaFound, Hold>>,
-    /// The replica is gone.
+    /// The single copy is gone.
     pub removed: bool,
+    /// Of several copies, those on this node that shall stay, by the name of their objects.
+    pub copies: Vec<(String, Result<CopyFound, Hold>)>,
+    /// Of several copies, those on this node that are gone.
+    pub copies_removed: Vec<String>,
+    /// The target, if it runs on this node.
+    pub target: Option<Result<TargetFound, Hold>>,
     /// What the bytes are, when it was looked at.
     pub content: Option<Content>,
     /// Uses that are over.
@@ -46,6 +56,15 @@ impl Outcome {
         lingering
             .chain(uses.filter_map(|(_, hold)| hold.as_ref()))
             .chain(self.replica.iter().filter_map(|found| found.as_ref().err()))
+            .chain(
+                self.copies
+                    .iter()
+                    .filter_map(|(_, each)| each.as_ref().err()),
+            )
+            .chain(self.target.iter().filter_map(|found| match found {
+                Ok(found) => found.hold.as_ref(),
+                Err(hold) => Some(hold),
+            }))
             .chain(self.ladder.iter().filter_map(|rung| rung.hold.as_ref()))
             .chain(self.content.iter().filter_map(|each| each.hold.as_ref()))
             .next()
@@ -56,6 +75,10 @@ impl Outcome {
 pub fn work(machine: &dyn Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> Outcome {
     let mut outcome = Outcome::default();
     end_uses(machine, job, &mut outcome);
+    if let Some(replicated) = &job.replicated {
+        replicated::work(machine, job, replicated, early, &mut outcome);
+        return outcome;
+    }
     let Some(replica) = &job.replica else {
         outcome.uses = refuse_all(job, &without_replica(job));
         return outcome;
@@ -89,7 +112,14 @@ fn without_replica(job: &Job) -> Hold {
 }
 
 /// Where the bytes are, as far as it was reported earlier: enough to find mounts and devices again.
-fn known_stage(job: &Job) -> Option<Stage> {
+fn known_stage(machine: &dyn Machine, job: &Job) -> Option<Stage> {
+    if job.replicated.is_some() {
+        let stage = job.staging.clone()?;
+        return Some(Stage {
+            backing: machine.target_backing(&stage.volume),
+            ..stage
+        });
+    }
     let status = job.replica.as_ref()?.object.status.as_ref()?;
     let backing = PathBuf::from(status.path.as_ref()?);
     Some(Stage {
@@ -99,7 +129,7 @@ fn known_stage(job: &Job) -> Option<Stage> {
 }
 
 fn end_uses(machine: &dyn Machine, job: &Job, outcome: &mut Outcome) {
-    let Some(stage) = known_stage(job) else {
+    let Some(stage) = known_stage(machine, job) else {
         for ending in &job.endings {
             let attached = ending
                 .object
@@ -143,7 +173,7 @@ fn remove(machine: &dyn Machine, job: &Job, replica: &ReplicaJob, mut outcome: O
         outcome.uses = refuse_all(job, &Hold::new(HoldReason::InUse, message));
         return outcome;
     }
-    match known_stage(job).map_or(Ok(()), |stage| machine.unstage(&stage)) {
+    match known_stage(machine, job).map_or(Ok(()), |stage| machine.unstage(&stage)) {
         Ok(()) => match machine.remove_replica(&replica.place) {
             Ok(()) => {
                 outcome.removed = true;
@@ -183,10 +213,14 @@ fn use_and_climb(
     let provided = stage
         .as_ref()
         .and_then(|stage| provide(machine, job, stage, outcome));
-    let subject = Subject {
+    let single = Single {
         machine,
         place: &replica.place,
-        replica: RefCell::new(found),
+        found: RefCell::new(found),
+    };
+    let subject = Subject {
+        machine,
+        lower: &single,
         stage: stage.as_ref().filter(|_| provided.is_some()),
         provided: RefCell::new(provided),
         early,
@@ -199,17 +233,31 @@ fn use_and_climb(
             return;
         }
     }
-    let found = subject.replica.into_inner();
     outcome.stage = subject.provided.into_inner();
-    if outcome.stage.is_none() {
-        let content = idle_content(machine, job, replica, &found, outcome);
-        let is_idle = job.uses.is_empty() && outcome.lingering.is_empty();
-        outcome.content = match content {
-            Some(content) if is_idle => Some(grow_idle(machine, job, &found, content)),
-            content => content,
-        };
-    }
+    let found = single.found.into_inner();
+    let status = replica.object.status.as_ref();
+    let known = status.and_then(|status| status.content.clone());
+    look_inside(machine, job, &found.data, known, outcome);
     outcome.replica = Some(Ok(found));
+}
+
+/// Looks at the bytes of a volume that is not in use, and grows the filesystem in them.
+fn look_inside(
+    machine: &dyn Machine,
+    job: &Job,
+    data: &Path,
+    known: Option<Content>,
+    outcome: &mut Outcome,
+) {
+    if outcome.stage.is_some() {
+        return;
+    }
+    let content = idle_content(machine, job, data, known, outcome);
+    let is_idle = job.uses.is_empty() && outcome.lingering.is_empty();
+    outcome.content = match content {
+        Some(content) if is_idle => Some(grow_idle(machine, job, data, content)),
+        content => content,
+    };
 }
 
 /// Brings the volume into use for the uses that nothing forbids; none if there are none, or it cannot be.
@@ -258,120 +306,33 @@ fn provide(
 fn idle_content(
     machine: &dyn Machine,
     job: &Job,
-    replica: &ReplicaJob,
-    found: &ReplicaFound,
+    data: &Path,
+    known: Option<Content>,
     outcome: &Outcome,
 ) -> Option<Content> {
     job.staging.as_ref()?.filesystem?;
-    let status = replica.object.status.as_ref();
-    let known = status.and_then(|status| status.content.clone());
-    let size = outcome.ladder.first().map_or(found.size, |rung| rung.size);
+    let served = outcome.ladder.iter().find(|rung| rung.rung == Rung::Volume);
+    let size = served?.size;
     let settled = |content: &Content| content.of == size && content.full;
     let same = known.as_ref().is_some_and(settled) && outcome.ended.is_empty();
     if same {
         known
     } else {
-        machine.content(&found.data, size)
+        machine.content(data, size)
     }
 }
 
 /// Grows a filesystem that nobody uses, and answers what it is then, or what it is and why it did not grow.
-fn grow_idle(machine: &dyn Machine, job: &Job, found: &ReplicaFound, content: Content) -> Content {
+fn grow_idle(machine: &dyn Machine, job: &Job, data: &Path, content: Content) -> Content {
     let wanted = job.staging.as_ref().and_then(|stage| stage.filesystem);
     let Some(kind) = wanted.filter(|kind| content.kind == kind.name() && !content.full) else {
         return content;
     };
-    match machine.grow_idle(&found.data, kind) {
-        Ok(()) => machine.content(&found.data, content.of).unwrap_or(content),
+    match machine.grow_idle(data, kind) {
+        Ok(()) => machine.content(data, content.of).unwrap_or(content),
         Err(hold) => Content {
             hold: Some(hold),
             ..content
         },
-    }
-}
-
-/// The ladder of one volume on this node, with what was last measured of it.
-struct Subject<'a> {
-    machine: &'a dyn Machine,
-    place: &'a ReplicaPlace,
-    replica: RefCell<ReplicaFound>,
-    stage: Option<&'a Stage>,
-    provided: RefCell<Option<StageFound>>,
-    early: &'a dyn Fn(&[RungStatus]),
-}
-
-impl Subject<'_> {
-    fn lower(&self) -> Vec<Measured> {
-        let found = self.replica.borrow();
-        vec![
-            Measured {
-                rung: Rung::Replica,
-                size: found.size,
-                full: false,
-                note: None,
-            },
-            Measured {
-                rung: Rung::Volume,
-                size: found.served,
-                full: false,
-                note: None,
-            },
-        ]
-    }
-
-    fn upper(&self) -> Vec<Measured> {
-        let found = self.provided.borrow();
-        let rungs = found.iter().flat_map(|found| &found.rungs);
-        rungs
-            .map(|each| Measured {
-                rung: each.rung,
-                size: each.size,
-                full: each.full,
-                note: each.note.clone(),
-            })
-            .collect()
-    }
-}
-
-impl Climbable for Subject<'_> {
-    fn measure(&self) -> Result<Vec<Measured>, Hold> {
-        // Both were measured a moment ago, in this pass.
-        Ok(self.lower().into_iter().chain(self.upper()).collect())
-    }
-
-    fn measure_again(&self, raised: Rung) -> Result<Vec<Measured>, Hold> {
-        match self.stage {
-            Some(stage) if raised > Rung::Volume => {
-                self.provided.replace(Some(self.machine.find_stage(stage)?));
-                Ok(self.upper())
-            }
-            _ => {
-                self.replica.replace(self.machine.find_replica(self.place)?);
-                Ok(self.lower())
-            }
-        }
-    }
-
-    fn raise(&self, rung: Rung, to: Bytes) -> Result<(), Hold> {
-        match (rung, self.stage) {
-            (Rung::Replica | Rung::Volume, _) => self.machine.raise_replica(self.place, to),
-            (Rung::Filesystem, Some(stage)) if stage.read_only => {
-                let message = format!("Every use of volume {} is read-only.", stage.volume);
-                Err(Hold::new(HoldReason::ReadOnly, message))
-            }
-            (Rung::Filesystem, Some(stage)) if !stage.online_growth => {
-                let message = format!(
-                    "Volume {} is mounted, and its filesystem may not grow while it is.",
-                    stage.volume
-                );
-                Err(Hold::new(HoldReason::OnlineGrowthOff, message))
-            }
-            (rung, Some(stage)) => self.machine.raise_stage(stage, rung, to),
-            (_, None) => Ok(()),
-        }
-    }
-
-    fn climbed(&self, ladder: &[RungStatus]) {
-        (self.early)(ladder);
     }
 }

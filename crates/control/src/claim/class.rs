@@ -14,6 +14,8 @@ pub struct Class {
     pub pools: Vec<String>,
     /// How many copies.
     pub replicas: u32,
+    /// How many of them must have a write before it is acknowledged.
+    pub consistency_factor: u32,
     /// Whether every byte is allocated from the start.
     pub thick: bool,
     /// The filesystem to make.
@@ -26,8 +28,8 @@ pub struct Class {
     pub reclaim_policy: String,
 }
 
-/// How many copies this build can keep.
-const REPLICAS_MAX: u32 = 1;
+/// The most copies of a volume.
+const REPLICAS_MAX: u32 = 5;
 
 impl Class {
     /// Whether the class is ours to serve.
@@ -42,6 +44,7 @@ impl Class {
         let mut read = Class {
             pools: Vec::new(),
             replicas: 1,
+            consistency_factor: 0,
             thick: false,
             filesystem: FilesystemKind::default(),
             online_growth: true,
@@ -69,6 +72,16 @@ impl Class {
                 Hold::new(HoldReason::ClassInvalid, message)
             })?;
         }
+        if read.consistency_factor == 0 {
+            read.consistency_factor = read.replicas / 2 + 1;
+        }
+        if read.consistency_factor > read.replicas {
+            let message = format!(
+                "StorageClass {name:?} has consistencyFactor {}, and {} copies.",
+                read.consistency_factor, read.replicas
+            );
+            return Err(Hold::new(HoldReason::ClassInvalid, message));
+        }
         Ok(read)
     }
 
@@ -79,17 +92,14 @@ impl Class {
                 .then_some(())
                 .ok_or("engine: \"replicated\""),
             "replicas" => {
-                let allowed = "a number of copies that this build can keep, which is \"1\"";
-                let count: u32 = value.parse().map_err(|_| allowed)?;
-                self.replicas = count;
-                (1..=REPLICAS_MAX)
-                    .contains(&count)
-                    .then_some(())
-                    .ok_or(allowed)
+                self.replicas = copies(value).ok_or("a number of copies from 1 to 5")?;
+                Ok(())
             }
-            "consistencyFactor" => (value == "1")
-                .then_some(())
-                .ok_or("a number from 1 to the number of copies"),
+            "consistencyFactor" => {
+                let allowed = "a number from 1 to the number of copies";
+                self.consistency_factor = copies(value).ok_or(allowed)?;
+                Ok(())
+            }
             "pools" => {
                 self.pools = value
                     .split(',')
@@ -119,6 +129,11 @@ impl Class {
             ),
         }
     }
+}
+
+fn copies(value: &str) -> Option<u32> {
+    let count = value.parse().ok()?;
+    (1..=REPLICAS_MAX).contains(&count).then_some(count)
 }
 
 #[cfg(test)]
@@ -154,6 +169,18 @@ mod tests {
         assert_eq!(read.filesystem, FilesystemKind::Btrfs);
     }
 
+    // Fails if the default is not a majority, or a factor that was asked for is not taken.
+    #[test]
+    fn a_majority_must_have_a_write_unless_the_class_says_otherwise() {
+        for (replicas, majority) in [("1", 1), ("2", 2), ("3", 2), ("4", 3), ("5", 3)] {
+            let read = Class::read(&class(&[("replicas", replicas)])).expect("a valid class");
+            assert_eq!(read.consistency_factor, majority);
+        }
+        let all = [("consistencyFactor", "3"), ("replicas", "3")];
+        let read = Class::read(&class(&all)).expect("a valid class");
+        assert_eq!((read.replicas, read.consistency_factor), (3, 3));
+    }
+
     // Fails if a misspelt or impossible parameter is taken as if it were not there.
     #[test]
     fn parameters_that_are_not_understood_are_refused() {
@@ -162,7 +189,9 @@ mod tests {
             ("thick", "maybe"),
             ("onlineGrowth", "sometimes"),
             ("replicas", "0"),
-            ("replicas", "9"),
+            ("replicas", "6"),
+            ("consistencyFactor", "0"),
+            ("consistencyFactor", "2"),
             ("pools", "a,,b"),
             (FSTYPE_PARAMETER, "ntfs"),
             ("engine", "zfs"),

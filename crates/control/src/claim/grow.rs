@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
 use trellis_api::kinds::conditions::{Says, renew};
-use trellis_api::kinds::{Replica, Volume, VolumePhase, VolumeStatus};
+use trellis_api::kinds::{Content, Volume, VolumePhase, VolumeStatus};
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
@@ -21,12 +21,14 @@ use crate::view::View;
 use crate::world::TELL_AFTER;
 use crate::write::{Object, Place, Write};
 
-/// The next step of a bound claim towards the size it asks for.
+/// The next step of a bound claim towards the size it asks for. `copies_hold` says why the volume does not have as
+/// many copies as it should, if so; that keeps no growth.
 pub fn advance(
     view: &View,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     rooms: &dyn Rooms,
+    copies_hold: Option<Hold>,
     now: &MicroTime,
 ) -> Plan {
     let Some(served) = view.served() else {
@@ -70,7 +72,7 @@ pub fn advance(
     if !goals_agree(view, stored) {
         return agree(view, claim, volume, rooms, now);
     }
-    settle(view, claim, volume, served, now)
+    settle(view, claim, volume, served, copies_hold, now)
 }
 
 /// Whether every layer has the goal of the volume. One may lack it when only some of the writes of a plan
@@ -244,9 +246,13 @@ fn settle(
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     served: Bytes,
+    copies_hold: Option<Hold>,
     now: &MicroTime,
 ) -> Plan {
-    let mut plan = Plan::default();
+    let mut plan = Plan {
+        waits_for_room: copies_hold.is_some(),
+        ..Plan::default()
+    };
     let goal = volume.spec.capacity;
     let persistent = view.persistent_volume.as_ref();
     let persistent_size = persistent.and_then(|each| {
@@ -279,6 +285,7 @@ fn settle(
     } else {
         in_use_hold(view)
     };
+    let hold = hold.or(copies_hold);
     let reached = status::reported(claim).is_some_and(|size| size >= goal) && served >= goal;
     let measured = VolumeStatus {
         phase: if reached {
@@ -338,8 +345,8 @@ fn idle(
         // The node is about to look; a size is not reported before.
         return None;
     }
-    let behind = view.replicas.iter().find_map(|replica| {
-        let content = replica.status.as_ref()?.content.as_ref()?;
+    let behind = view.contents().into_iter().find_map(|content| {
+        let content = content?;
         let size = content.size?;
         let expected = view.volume.as_ref()?.spec.filesystem.is_some();
         (expected && !content.full && size < served).then(|| {
@@ -391,22 +398,23 @@ fn content_is_known(view: &View, served: Bytes) -> bool {
         .volume
         .as_ref()
         .is_some_and(|volume| volume.spec.filesystem.is_some());
-    let known = |replica: &Replica| {
-        let content = replica
-            .status
-            .as_ref()
-            .and_then(|status| status.content.as_ref());
-        content.is_some_and(|content| content.of == served)
-    };
-    !expected || view.replicas.iter().all(|replica| known(replica))
+    let known = |content: Option<&Content>| content.is_some_and(|content| content.of == served);
+    !expected || view.contents().into_iter().all(known)
 }
 
 /// What keeps the rungs on the nodes, lowest first.
 fn in_use_hold(view: &View) -> Option<Hold> {
-    let below = view
-        .replicas
-        .iter()
-        .find_map(|replica| replica.status.as_ref()?.hold.clone());
+    let of_target = || view.target.as_ref()?.status.as_ref()?.hold.clone();
+    let of_replica = || {
+        let mut replicas = view.replicas.iter();
+        replicas.find_map(|replica| replica.status.as_ref()?.hold.clone())
+    };
+    // One of several copies that cannot rise keeps nothing, as long as the target can.
+    let below = if view.is_replicated() {
+        of_target()
+    } else {
+        of_replica()
+    };
     below.or_else(|| {
         view.attachments.iter().find_map(|each| {
             let status = each.status.as_ref()?;

@@ -2,6 +2,7 @@
 //! objects and none may contradict another.
 
 pub mod class;
+pub mod copies;
 pub mod plan;
 pub mod provision;
 pub mod rooms;

@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold};
 
-use super::{grow, provision, reclaim};
+use super::{copies, grow, provision, reclaim};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
@@ -104,17 +104,28 @@ impl Note {
     }
 }
 
+/// Where a copy lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaceOfCopy {
+    /// The pool.
+    pub pool: String,
+    /// The pool's node.
+    pub node: String,
+}
+
 /// Where there is room. Implemented by the pools under the ledger's lock, and by tests.
 pub trait Rooms {
     /// A pool among `names` (any, if empty) with room for a new `replica` of `size`, and its node. A replica
-    /// that was promised room already keeps its pool.
+    /// that was promised room already keeps its pool. No pool of `beside`, where other copies of the volume
+    /// are, is taken, and one on another node rather than on one of theirs.
     fn place(
         &self,
         names: &[String],
         replica: &str,
         size: Bytes,
         thick: bool,
-    ) -> Result<(String, String), Hold>;
+        beside: &[PlaceOfCopy],
+    ) -> Result<PlaceOfCopy, Hold>;
     /// Whether `replica` can have `to` altogether on its `pool`.
     fn room(
         &self,
@@ -135,7 +146,11 @@ pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
         (Some(claim), None) => provision::begin(view, claim, rooms, now),
         (Some(claim), Some(volume)) => match provision::complete(view, claim, volume) {
             Some(plan) => plan,
-            None => grow::advance(view, claim, volume, rooms, now),
+            None => match copies::adjust(view, volume, rooms) {
+                Ok(Some(plan)) => plan,
+                Ok(None) => grow::advance(view, claim, volume, rooms, None, now),
+                Err(hold) => grow::advance(view, claim, volume, rooms, Some(hold), now),
+            },
         },
         (None, _) => reclaim::reclaim(view),
     }

@@ -2,7 +2,7 @@
 //! two ends of the binding.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 use trellis_api::kinds::{
@@ -13,7 +13,7 @@ use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::class::Class;
-use super::plan::{Note, Plan, Promise, Rooms, claim_place};
+use super::plan::{Note, PlaceOfCopy, Plan, Promise, Rooms, claim_place};
 use super::status;
 use crate::view::View;
 use crate::write::{Object, Place, Write};
@@ -82,12 +82,11 @@ pub fn begin(
     }
     let placed = goal(status::requested(claim).unwrap_or_default()).and_then(|size| {
         require_filesystem_fits(claim, &read, size)?;
-        rooms
-            .place(&read.pools, &replica_name(&view.key), size, read.thick)
-            .map(|place| (size, place))
+        let places = place_copies(view, &read, size, rooms)?;
+        Ok((size, places))
     });
     match placed {
-        Ok((size, (pool, node))) => make_volume(view, claim, &read, size, &pool, &node),
+        Ok((size, places)) => make_volume(view, claim, &read, size, &places),
         Err(hold) => {
             let by_size = [HoldReason::SizeTooLarge, HoldReason::SizeTooSmall];
             let waits_for_room = !by_size.contains(&hold.reason);
@@ -97,6 +96,22 @@ pub fn begin(
             }
         }
     }
+}
+
+/// A place for every copy, or for none.
+fn place_copies(
+    view: &View,
+    class: &Class,
+    size: Bytes,
+    rooms: &dyn Rooms,
+) -> Result<Vec<PlaceOfCopy>, Hold> {
+    let mut places = Vec::new();
+    for index in 0..class.replicas {
+        let name = replica_name(&view.key, index);
+        let place = rooms.place(&class.pools, &name, size, class.thick, &places)?;
+        places.push(place);
+    }
+    Ok(places)
 }
 
 /// A claim that is too small for its filesystem is told so now, not when it is first mounted.
@@ -131,8 +146,7 @@ fn make_volume(
     claim: &PersistentVolumeClaim,
     class: &Class,
     size: Bytes,
-    pool: &str,
-    node: &str,
+    places: &[PlaceOfCopy],
 ) -> Plan {
     let spec = VolumeSpec {
         capacity: size,
@@ -143,18 +157,28 @@ fn make_volume(
             .map(|class| class.name_any())
             .unwrap_or_default(),
         replicas: class.replicas,
+        consistency_factor: class.consistency_factor,
+        replicated: class.replicas > 1,
         thick: class.thick,
         filesystem: (!is_block(claim)).then_some(class.filesystem),
         online_growth: class.online_growth,
         growth: None,
     };
     let mut volume = Volume::new(&view.key, spec);
-    let chosen = [(POOL_ANNOTATION, pool), (NODE_ANNOTATION, node)];
-    let chosen = chosen.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let listed = |each: fn(&PlaceOfCopy) -> &str| {
+        let all: Vec<&str> = places.iter().map(each).collect();
+        all.join(SEPARATOR)
+    };
+    let pools = listed(|place| &place.pool);
+    let chosen = [
+        (POOL_ANNOTATION, pools.clone()),
+        (NODE_ANNOTATION, listed(|place| &place.node)),
+    ];
+    let chosen = chosen.map(|(name, value)| (name.to_owned(), value));
     volume.metadata.annotations = Some(chosen.into());
     volume.metadata.finalizers = Some(vec![VOLUME_FINALIZER.to_owned()]);
     let message = format!(
-        "provisioning {size} for claim \"{}/{}\" on pool {pool:?}",
+        "provisioning {size} for claim \"{}/{}\" on pool {pools:?}",
         claim.namespace().unwrap_or_default(),
         claim.name_any()
     );
@@ -164,31 +188,54 @@ fn make_volume(
             Place::named(Object::Volume, &view.key),
             json!(volume),
         )],
-        promises: vec![Promise {
-            replica: replica_name(&view.key),
-            pool: pool.to_owned(),
-            size,
-        }],
+        promises: places
+            .iter()
+            .zip(0..)
+            .map(|(place, index)| Promise {
+                replica: replica_name(&view.key, index),
+                pool: place.pool.clone(),
+                size,
+            })
+            .collect(),
         notes: vec![note],
         step: Some(Step::VolumeWritten),
         ..Plan::default()
     }
 }
 
-/// Where the first replica was placed: decided together with the promise, kept with the volume, so
-/// that a crash before the replica is stored does not choose again.
+/// Where the first replicas were placed: decided together with the promises, kept with the volume, so
+/// that a crash before the replicas are stored does not choose again. Names of pools and nodes have no comma.
 const POOL_ANNOTATION: &str = "trellis.dev/pool";
 const NODE_ANNOTATION: &str = "trellis.dev/node";
+const SEPARATOR: &str = ",";
 
-/// What a volume reserves from the moment it is stored: the name that its replica has or will have, and
-/// the pool that was chosen for it.
-pub fn reservation(volume: &Volume) -> Option<(String, &str)> {
-    let pool = volume.annotations().get(POOL_ANNOTATION)?;
-    Some((replica_name(&volume.name_any()), pool))
+/// The places that were chosen for the first replicas of a volume, in their order.
+fn first_places(volume: &Volume) -> Vec<PlaceOfCopy> {
+    let list = |name: &str| {
+        let value = volume.annotations().get(name).map(String::as_str);
+        value.into_iter().flat_map(|value| value.split(SEPARATOR))
+    };
+    let places = list(POOL_ANNOTATION).zip(list(NODE_ANNOTATION));
+    places
+        .map(|(pool, node)| PlaceOfCopy {
+            pool: pool.to_owned(),
+            node: node.to_owned(),
+        })
+        .collect()
 }
 
-fn replica_name(volume: &str) -> String {
-    format!("{volume}-0")
+/// What a volume reserves from the moment it is stored: the names that its first replicas have or will have,
+/// and the pools that were chosen for them.
+pub fn reservations(volume: &Volume) -> Vec<(String, String)> {
+    let places = first_places(volume).into_iter().zip(0..);
+    places
+        .map(|(place, index)| (replica_name(&volume.name_any(), index), place.pool))
+        .collect()
+}
+
+/// The name of a copy.
+pub(super) fn replica_name(volume: &str, index: u32) -> String {
+    format!("{volume}-{index}")
 }
 
 fn claim_ref(claim: &PersistentVolumeClaim) -> ClaimRef {
@@ -247,13 +294,12 @@ pub fn complete(view: &View, claim: &PersistentVolumeClaim, volume: &Volume) -> 
 
 fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
     let owner = volume.controller_owner_ref(&())?;
-    let annotation = |name: &str| volume.annotations().get(name).cloned().unwrap_or_default();
-    let (pool, node) = (annotation(POOL_ANNOTATION), annotation(NODE_ANNOTATION));
+    let places = first_places(volume);
     let mut writes = Vec::new();
     if view.target.is_none() {
         let spec = TargetSpec {
             volume: view.key.clone(),
-            node: node.clone(),
+            node: places.first()?.node.clone(),
             capacity: volume.spec.capacity,
         };
         let mut target = Target::new(&view.key, spec);
@@ -266,37 +312,23 @@ fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
             json!(target),
         ));
     }
-    if view.replicas.is_empty() {
-        // A volume that was once served had its copy. Another, empty one in its place would be a loss that
-        // looks like a volume.
-        if volume
-            .status
-            .as_ref()
-            .is_some_and(|status| status.capacity.is_some())
-        {
+    let was_served = volume
+        .status
+        .as_ref()
+        .is_some_and(|status| status.capacity.is_some());
+    if was_served {
+        // A volume that was once served had its copies. Another, empty one in their place would be a loss
+        // that looks like a volume.
+        if view.replicas.is_empty() {
             return Some(lost(view, volume));
         }
-        let name = replica_name(&view.key);
-        let identity = volume.uid().unwrap_or_default();
-        let spec = ReplicaSpec {
-            volume: view.key.clone(),
-            volume_id: identity.clone(),
-            replica_id: identity,
-            pool,
-            node,
-            capacity: volume.spec.capacity,
-            thick: volume.spec.thick,
-        };
-        let mut replica = Replica::new(&name, spec);
-        replica.metadata.owner_references = Some(vec![owner]);
-        replica.metadata.finalizers = Some(vec![DATA_FINALIZER.to_owned()]);
-        replica
-            .labels_mut()
-            .insert(VOLUME_LABEL.to_owned(), view.key.clone());
-        writes.push(Write::Create(
-            Place::named(Object::Replica, name),
-            json!(replica),
-        ));
+    } else {
+        for (place, index) in places.iter().zip(0..) {
+            let name = replica_name(&view.key, index);
+            if view.replicas.iter().all(|each| each.name_any() != name) {
+                writes.push(make_replica(view, volume, &owner, name, place));
+            }
+        }
     }
     let step = Some(Step::VolumeObjectsWritten);
     (!writes.is_empty()).then(|| Plan {
@@ -306,10 +338,41 @@ fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
     })
 }
 
+/// A new copy of the volume.
+pub(super) fn make_replica(
+    view: &View,
+    volume: &Volume,
+    owner: &OwnerReference,
+    name: String,
+    place: &PlaceOfCopy,
+) -> Write {
+    let identity = volume.uid().unwrap_or_default();
+    let spec = ReplicaSpec {
+        volume: view.key.clone(),
+        volume_id: identity.clone(),
+        replica_id: if volume.spec.replicated {
+            String::new()
+        } else {
+            identity
+        },
+        pool: place.pool.clone(),
+        node: place.node.clone(),
+        capacity: volume.spec.capacity,
+        thick: volume.spec.thick,
+    };
+    let mut replica = Replica::new(&name, spec);
+    replica.metadata.owner_references = Some(vec![owner.clone()]);
+    replica.metadata.finalizers = Some(vec![DATA_FINALIZER.to_owned()]);
+    replica
+        .labels_mut()
+        .insert(VOLUME_LABEL.to_owned(), view.key.clone());
+    Write::Create(Place::named(Object::Replica, name), json!(replica))
+}
+
 /// The copy of a volume that was in service is not stored any more.
 fn lost(view: &View, volume: &Volume) -> Plan {
     let message = format!(
-        "The only replica of volume {} is gone from the store.",
+        "Every replica of volume {} is gone from the store.",
         view.key
     );
     let hold = Hold::new(HoldReason::ReplicaDamaged, message);

@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use trellis_api::kinds::Pool;
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::plan::Rooms;
+use super::plan::{PlaceOfCopy, Rooms};
 use crate::ledger::Open;
 
 /// The pools, with the ledger locked for the time of one decision.
@@ -87,7 +87,8 @@ impl Rooms for Pools<'_> {
         replica: &str,
         size: Bytes,
         thick: bool,
-    ) -> Result<(String, String), Hold> {
+        beside: &[PlaceOfCopy],
+    ) -> Result<PlaceOfCopy, Hold> {
         let promised = self.ledger.pool_of(replica);
         let mut eligible: Vec<&Arc<Pool>> = self
             .pools
@@ -95,22 +96,38 @@ impl Rooms for Pools<'_> {
             .filter(|pool| names.is_empty() || names.contains(&pool.name_any()))
             .filter(|pool| promised.is_none_or(|promised| promised == pool.name_any()))
             .filter(|pool| pool.metadata.deletion_timestamp.is_none())
+            .filter(|pool| beside.iter().all(|other| other.pool != pool.name_any()))
             .collect();
         eligible.sort_by_key(|pool| pool.name_any());
+        // A node that has no copy yet comes first, then the pool with the most room.
         let mut refusal = None;
-        let mut best: Option<(Bytes, &Arc<Pool>)> = None;
+        let mut best: Option<((bool, Bytes), &Arc<Pool>)> = None;
         for pool in eligible {
             match self.check(pool, replica, Bytes::ZERO, size, thick) {
-                Ok(left) if best.as_ref().is_none_or(|(most, _)| left > *most) => {
-                    best = Some((left, pool))
+                Ok(left) => {
+                    let new_node = beside.iter().all(|other| other.node != pool.spec.node);
+                    let worth = (new_node, left);
+                    if best.as_ref().is_none_or(|(most, _)| worth > *most) {
+                        best = Some((worth, pool));
+                    }
                 }
-                Ok(_) => {}
                 Err(hold) => refusal = Some(hold),
             }
         }
         match (best, refusal) {
-            (Some((_, pool)), _) => Ok((pool.name_any(), pool.spec.node.clone())),
+            (Some((_, pool)), _) => Ok(PlaceOfCopy {
+                pool: pool.name_any(),
+                node: pool.spec.node.clone(),
+            }),
             (None, Some(hold)) => Err(hold),
+            (None, None) if !beside.is_empty() => {
+                let taken: Vec<&str> = beside.iter().map(|other| other.pool.as_str()).collect();
+                let message = format!(
+                    "Pools with a copy of the volume: {}; no other pool is there for one more copy.",
+                    taken.join(", ")
+                );
+                Err(Hold::new(HoldReason::TooFewPools, message))
+            }
             (None, None) => {
                 let wanted = if names.is_empty() {
                     "any".to_owned()
@@ -240,7 +257,7 @@ mod tests {
             ledger: &open,
         };
         let hold = rooms
-            .place(&[], "r", Bytes::GIB, false)
+            .place(&[], "r", Bytes::GIB, false, &[])
             .expect_err("not ready");
         assert_eq!(hold.reason, HoldReason::PoolNotReady);
         assert!(
@@ -262,10 +279,10 @@ mod tests {
             pools: vec![pool("p", 4, 100, "True"), Arc::new(going)],
             ledger: &open,
         };
-        let place = |name: &str| rooms.place(&[name.to_owned()], "r", Bytes::GIB, false);
+        let place = |name: &str| rooms.place(&[name.to_owned()], "r", Bytes::GIB, false, &[]);
         assert_eq!(reason(place("other")), HoldReason::PoolNotFound);
         assert_eq!(reason(place("going")), HoldReason::PoolNotFound);
-        assert_eq!(place("p").expect("placed").0, "p");
+        assert_eq!(place("p").expect("placed").pool, "p");
         let room = rooms.room("other", "r", Bytes::ZERO, Bytes::GIB, false);
         assert_eq!(reason(room), HoldReason::PoolNotFound);
     }
@@ -279,12 +296,40 @@ mod tests {
                 pools: vec![pool("a", 4, 100, "True"), pool("b", 5, 100, "True")],
                 ledger: open,
             };
-            rooms.place(&[], "r", Bytes::gib(2), false)
+            rooms.place(&[], "r", Bytes::gib(2), false, &[])
         };
-        let first = place(&ledger.open()).expect("placed").0;
+        let first = place(&ledger.open()).expect("placed").pool;
         assert_eq!(first, "b");
         ledger.open().promise("r", "b", Bytes::gib(2));
         ledger.open().promise("other", "b", Bytes::gib(3));
-        assert_eq!(place(&ledger.open()).expect("placed").0, "b");
+        assert_eq!(place(&ledger.open()).expect("placed").pool, "b");
+    }
+
+    // Fails if two copies share a pool, a copy goes to a node that has one while another node is free, or it is
+    // not said that pools are missing.
+    #[test]
+    fn copies_are_kept_apart() {
+        let ledger = Ledger::default();
+        let open = ledger.open();
+        let mut elsewhere = Arc::unwrap_or_clone(pool("c", 4, 100, "True"));
+        elsewhere.spec.node = "m".to_owned();
+        let rooms = Pools {
+            pools: vec![
+                pool("a", 9, 100, "True"),
+                pool("b", 8, 100, "True"),
+                Arc::new(elsewhere),
+            ],
+            ledger: &open,
+        };
+        let mut placed: Vec<PlaceOfCopy> = Vec::new();
+        for expected in ["a", "c", "b"] {
+            let name = format!("r-{}", placed.len());
+            let place = rooms.place(&[], &name, Bytes::gib(2), false, &placed);
+            let place = place.expect("placed");
+            assert_eq!(place.pool, expected);
+            placed.push(place);
+        }
+        let one_more = rooms.place(&[], "r-3", Bytes::gib(2), false, &placed);
+        assert_eq!(reason(one_more), HoldReason::TooFewPools);
     }
 }

@@ -10,7 +10,8 @@ use trellis_api::kinds::{Content, FilesystemKind};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use crate::agent::machine::{
-    Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage, StageFound, Use,
+    CopyFound, Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage,
+    StageFound, TargetFound, TargetPlace, Use,
 };
 
 /// Filesystems grow in whole units of this size, and may leave the rest of a device unused.
@@ -168,6 +169,30 @@ impl Machine for Model {
             state.mistakes.push(mistake);
         }
         Ok(())
+    }
+
+    fn serve_copy(&self, replica: &ReplicaPlace) -> Result<CopyFound, Hold> {
+        Err(missing(&replica.name))
+    }
+
+    fn retire_copy(&self, _: &ReplicaPlace) -> Result<(), Hold> {
+        Ok(())
+    }
+
+    fn serve_target(&self, target: &TargetPlace) -> Result<TargetFound, Hold> {
+        Err(missing(&target.volume))
+    }
+
+    fn raise_target(&self, target: &TargetPlace, _: Bytes) -> Result<(), Hold> {
+        Err(missing(&target.volume))
+    }
+
+    fn retire_target(&self, _: &str) -> Result<(), Hold> {
+        Ok(())
+    }
+
+    fn target_backing(&self, volume: &str) -> PathBuf {
+        PathBuf::from(volume)
     }
 
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {

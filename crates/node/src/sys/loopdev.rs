@@ -49,6 +49,8 @@ const FLAG_DIRECT_IO: u32 = 16;
 
 /// The logical block of every device made here; the module's text says why.
 pub const LOGICAL_BLOCK: Bytes = Bytes::new(512);
+/// The number of FUSE among filesystems (linux/magic.h).
+const FUSE_MAGIC: i64 = 0x6573_5546;
 
 const CONTROL: &str = "/dev/loop-control";
 /// How often a free device may be lost to somebody else before that is an error.
@@ -379,6 +381,17 @@ fn configure(path: &Path, file: &File, backing: &Path, flags: u32) -> rustix::io
     Ok(device)
 }
 
+/// The block that a device on that file has. What is behind a FUSE file takes whole blocks of 4 KiB: smaller writes
+/// would have to read first.
+fn logical_block(file: &File) -> rustix::io::Result<Bytes> {
+    let filesystem = rustix::fs::fstatfs(file)?.f_type;
+    Ok(if filesystem == FUSE_MAGIC {
+        Bytes::new(4096)
+    } else {
+        LOGICAL_BLOCK
+    })
+}
+
 fn set_config(device: &File, file: &File, backing: &Path, flags: u32) -> rustix::io::Result<()> {
     let mut info = LoopInfo {
         flags,
@@ -395,7 +408,7 @@ fn set_config(device: &File, file: &File, backing: &Path, flags: u32) -> rustix:
         *to = *from;
     }
     let fd = u32::try_from(file.as_raw_fd()).map_err(|_| Errno::BADF)?;
-    let block_size = u32::try_from(LOGICAL_BLOCK.get()).map_err(|_| Errno::INVAL)?;
+    let block_size = u32::try_from(logical_block(file)?.get()).map_err(|_| Errno::INVAL)?;
     let config = LoopConfig {
         fd,
         block_size,

@@ -138,6 +138,9 @@ pub fn rungs(view: &View) -> Vec<RungView> {
         .claim
         .as_deref()
         .and_then(|claim| condition(claim, REFUSED));
+    // Of several copies the target says why they do not rise.
+    let of_target = || view.target.as_ref()?.status.as_ref()?.hold.clone();
+    let refused = refused.or_else(of_target);
     let mut rungs: Vec<RungView> = view
         .replicas
         .iter()

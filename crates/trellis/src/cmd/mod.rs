@@ -39,6 +39,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         }) => pool::add(&global, name, directory, *overcommit).await,
         Verb::Check(verb) => check::run(verb),
         Verb::Doctor(verb) => doctor::run(verb),
+        Verb::ServeReplica(verb) => crate::serve::run_replica(verb).await,
+        Verb::ServeTarget(verb) => crate::serve::run_target(verb).await,
         Verb::Completion { shell } => completion(*shell),
     }
 }

@@ -1,0 +1,246 @@
+//! A pass over a volume of several copies: the processes of the copies on this node, the target if it runs here,
+//! and what uses it.
+
+use std::cell::RefCell;
+
+use kube::ResourceExt;
+use trellis_api::kinds::{RungStatus, TargetStatus};
+use trellis_api::{Bytes, Hold, HoldReason};
+
+use super::subject::{Lower, Subject};
+use super::{Outcome, look_inside, provide, refuse_all};
+use crate::agent::climb::climb;
+use crate::agent::job::{Fate, Job, ReplicaJob, ReplicatedJob};
+use crate::agent::machine::{CopyFound, Machine, Stage, TargetFound, TargetPlace};
+
+/// Does what the job says of copies, target and uses.
+pub(super) fn work(
+    machine: &dyn Machine,
+    job: &Job,
+    replicated: &ReplicatedJob,
+    early: &dyn Fn(&[RungStatus]),
+    outcome: &mut Outcome,
+) {
+    if replicated
+        .copies
+        .iter()
+        .any(|copy| copy.fate == Fate::Remove)
+    {
+        remove_copies(machine, job, replicated, outcome);
+    }
+    for copy in &replicated.copies {
+        if copy.fate != Fate::Remove {
+            let found = serve_copy(machine, job, copy, outcome);
+            outcome.copies.push((copy.object.name_any(), found));
+        }
+    }
+    let Some(target) = &replicated.target else {
+        if !job.uses.is_empty() {
+            outcome.uses = refuse_all(job, &not_here(job));
+        }
+        return;
+    };
+    let place = with_addresses(&target.place, replicated, outcome);
+    let was_served = |status: &TargetStatus| status.capacity.is_some();
+    let is_new = !target.object.status.as_ref().is_some_and(was_served);
+    // A volume begins with all of its copies, so that none of them has to be repaired at once.
+    let found = if is_new && place.addresses.len() < target.copies {
+        Err(incomplete(&place, target.copies))
+    } else {
+        machine.serve_target(&place)
+    };
+    match found {
+        Ok(found) => use_and_climb(machine, job, replicated, &place, found, early, outcome),
+        Err(hold) => {
+            outcome.uses = refuse_all(job, &hold);
+            outcome.target = Some(Err(hold));
+        }
+    }
+}
+
+/// Copies whose volume is gone, or that do not count any more.
+fn remove_copies(
+    machine: &dyn Machine,
+    job: &Job,
+    replicated: &ReplicatedJob,
+    outcome: &mut Outcome,
+) {
+    let volume_is_gone = replicated.target.is_none();
+    if volume_is_gone {
+        let in_use = !job.uses.is_empty() || !outcome.lingering.is_empty();
+        if in_use {
+            let message = "The copies of the volume are still in use.".to_owned();
+            outcome.uses = refuse_all(job, &Hold::new(HoldReason::InUse, message));
+            return;
+        }
+        if let Err(hold) = end_target(machine, job) {
+            for copy in &replicated.copies {
+                outcome
+                    .copies
+                    .push((copy.object.name_any(), Err(hold.clone())));
+            }
+            return;
+        }
+    }
+    for copy in &replicated.copies {
+        if copy.fate != Fate::Remove {
+            continue;
+        }
+        let name = copy.object.name_any();
+        let gone = machine
+            .retire_copy(&copy.place)
+            .and_then(|()| machine.remove_replica(&copy.place));
+        match gone {
+            Ok(()) => {
+                outcome.copies_removed.push(name);
+                outcome.pool_changed = true;
+            }
+            Err(hold) => outcome.copies.push((name, Err(hold))),
+        }
+    }
+}
+
+fn end_target(machine: &dyn Machine, job: &Job) -> Result<(), Hold> {
+    let Some(stage) = &job.staging else {
+        return Ok(());
+    };
+    let backing = machine.target_backing(&stage.volume);
+    machine.unstage(&Stage {
+        backing,
+        ..stage.clone()
+    })?;
+    machine.retire_target(&stage.volume)
+}
+
+fn serve_copy(
+    machine: &dyn Machine,
+    job: &Job,
+    copy: &ReplicaJob,
+    outcome: &mut Outcome,
+) -> Result<CopyFound, Hold> {
+    if copy.fate == Fate::Make {
+        outcome.pool_changed = true;
+        machine.make_replica(&copy.place, job.goal)?;
+    }
+    machine.serve_copy(&copy.place)
+}
+
+/// The target with the addresses that were just found in the place of those that were reported.
+fn with_addresses(
+    place: &TargetPlace,
+    replicated: &ReplicatedJob,
+    outcome: &Outcome,
+) -> TargetPlace {
+    let mut place = place.clone();
+    for (name, found) in &outcome.copies {
+        let copy = replicated
+            .copies
+            .iter()
+            .find(|copy| copy.object.name_any() == *name);
+        if let (Some(copy), Ok(found)) = (copy, found) {
+            let id = copy.place.replica_id.clone();
+            place.addresses.insert(id, found.address.clone());
+        }
+    }
+    place
+}
+
+fn incomplete(place: &TargetPlace, copies: usize) -> Hold {
+    let message = format!(
+        "{} of {copies} copies of volume {} can be reached.",
+        place.addresses.len(),
+        place.volume
+    );
+    Hold::new(HoldReason::ReplicaUnavailable, message)
+}
+
+fn not_here(job: &Job) -> Hold {
+    let volume = job.staging.as_ref().map(|stage| stage.volume.as_str());
+    let message = format!(
+        "The target of volume {} runs on another node.",
+        volume.unwrap_or("of the claim")
+    );
+    Hold::new(HoldReason::TargetDown, message)
+}
+
+fn use_and_climb(
+    machine: &dyn Machine,
+    job: &Job,
+    replicated: &ReplicatedJob,
+    place: &TargetPlace,
+    found: TargetFound,
+    early: &dyn Fn(&[RungStatus]),
+    outcome: &mut Outcome,
+) {
+    let backing = found.backing.clone();
+    let stage = job.staging.clone().map(|stage| Stage {
+        backing: backing.clone(),
+        ..stage
+    });
+    // What cannot be read now would keep the thread that tries for as long as that lasts.
+    let can_be_used = found.available;
+    let provided = match &stage {
+        Some(stage) if can_be_used => provide(machine, job, stage, outcome),
+        _ => {
+            outcome.uses = refuse_all(job, &unavailable(place, &found));
+            None
+        }
+    };
+    let several = Several {
+        machine,
+        place,
+        found: RefCell::new(found),
+    };
+    let subject = Subject {
+        machine,
+        lower: &several,
+        stage: stage.as_ref().filter(|_| provided.is_some()),
+        provided: RefCell::new(provided),
+        early,
+    };
+    match climb(&subject, job.goal, &job.reported) {
+        Ok(ladder) => outcome.ladder = ladder,
+        Err(hold) => {
+            outcome.target = Some(Err(hold));
+            return;
+        }
+    }
+    outcome.stage = subject.provided.into_inner();
+    let found = several.found.into_inner();
+    if can_be_used {
+        let target = replicated.target.as_ref();
+        let known = target.and_then(|target| target.object.status.as_ref()?.content.clone());
+        look_inside(machine, job, &backing, known, outcome);
+    }
+    outcome.target = Some(Ok(found));
+}
+
+fn unavailable(place: &TargetPlace, found: &TargetFound) -> Hold {
+    found.hold.clone().unwrap_or_else(|| {
+        let message = format!("Volume {} cannot serve yet.", place.volume);
+        Hold::new(HoldReason::TooFewReplicas, message)
+    })
+}
+
+/// Several copies behind a target.
+struct Several<'a> {
+    machine: &'a dyn Machine,
+    place: &'a TargetPlace,
+    found: RefCell<TargetFound>,
+}
+
+impl Lower for Several<'_> {
+    fn sizes(&self) -> (Bytes, Bytes) {
+        let found = self.found.borrow();
+        (found.copies, found.served)
+    }
+
+    fn measure_again(&self) -> Result<(), Hold> {
+        self.found.replace(self.machine.serve_target(self.place)?);
+        Ok(())
+    }
+
+    fn raise(&self, to: Bytes) -> Result<(), Hold> {
+        self.machine.raise_target(self.place, to)
+    }
+}

@@ -1,0 +1,239 @@
+//! How many copies a volume of several has: one is added where some are missing, one is let go of where there are
+//! too many. A copy that somebody deletes is replaced in the same way.
+//!
+//! Only objects are made and deleted here. Who counts is agreed by the target with the copies themselves, and a copy
+//! keeps its bytes until it does not count any more, so there is no moment with too few of them.
+
+use kube::{Resource, ResourceExt};
+use trellis_api::kinds::{Members, Replica, ReplicaState, Volume};
+use trellis_api::{Hold, HoldReason};
+
+use super::class::Class;
+use super::plan::{PlaceOfCopy, Plan, Promise, Rooms};
+use super::provision::{make_replica, replica_name};
+use crate::view::View;
+use crate::write::{Object, Place, Write};
+
+/// The copies that shall stay.
+pub fn staying(view: &View) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
+    view.replicas
+        .iter()
+        .filter(|each| each.metadata.deletion_timestamp.is_none())
+}
+
+/// Who shall count, and how many of them make a write durable: all copies that shall stay. The factor that was asked
+/// for holds as long as there are as many copies; with fewer it is a majority of them.
+pub fn wanted(view: &View, volume: &Volume) -> Members {
+    let mut replicas: Vec<String> = staying(view).filter_map(|each| each.uid()).collect();
+    replicas.sort_unstable();
+    let count = u32::try_from(replicas.len()).unwrap_or(u32::MAX);
+    let asked = volume.spec.consistency_factor;
+    Members {
+        version: 1,
+        consistency_factor: if asked <= count { asked } else { count / 2 + 1 },
+        replicas,
+    }
+}
+
+/// The next step towards as many copies as are asked for; none if there are as many. A hold says why there cannot be.
+pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<Plan>, Hold> {
+    if !volume.spec.replicated {
+        return single(volume);
+    }
+    let wanted = usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX);
+    let there = staying(view).count();
+    if there < wanted {
+        return add(view, volume, rooms).map(Some);
+    }
+    if there > wanted {
+        return Ok(dispensable(view).map(|replica| Plan {
+            writes: vec![Write::Delete(Place::named(
+                Object::Replica,
+                replica.name_any(),
+            ))],
+            ..Plan::default()
+        }));
+    }
+    Ok(None)
+}
+
+fn single(volume: &Volume) -> Result<Option<Plan>, Hold> {
+    if volume.spec.replicas == 1 {
+        return Ok(None);
+    }
+    let message = format!(
+        "Volume {} was made with a single copy, which is used where it lies; it cannot have {}. A claim of a class \
+         with several replicas can.",
+        volume.name_any(),
+        volume.spec.replicas
+    );
+    Err(Hold::new(HoldReason::ClassInvalid, message))
+}
+
+fn add(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Plan, Hold> {
+    let owner = volume.controller_owner_ref(&());
+    let name = (0..)
+        .map(|index| replica_name(&view.key, index))
+        .find(|name| view.replicas.iter().all(|each| each.name_any() != *name));
+    let (Some(owner), Some(name)) = (owner, name) else {
+        return Ok(Plan::default());
+    };
+    let class = view.class.as_deref().map(Class::read).transpose()?;
+    let pools = class.map(|class| class.pools).unwrap_or_default();
+    let beside: Vec<PlaceOfCopy> = view
+        .replicas
+        .iter()
+        .map(|each| PlaceOfCopy {
+            pool: each.spec.pool.clone(),
+            node: each.spec.node.clone(),
+        })
+        .collect();
+    let size = volume.spec.capacity;
+    let place = rooms.place(&pools, &name, size, volume.spec.thick, &beside)?;
+    let promise = Promise {
+        replica: name.clone(),
+        pool: place.pool.clone(),
+        size,
+    };
+    Ok(Plan {
+        writes: vec![make_replica(view, volume, &owner, name, &place)],
+        promises: vec![promise],
+        ..Plan::default()
+    })
+}
+
+/// The copy to let go of: one that does not hold everything rather than one that does, the latest of these.
+fn dispensable(view: &View) -> Option<&Replica> {
+    let seen = view
+        .target
+        .as_ref()
+        .and_then(|target| target.status.as_ref())
+        .map(|status| status.replicas.as_slice())
+        .unwrap_or_default();
+    let is_whole = |replica: &Replica| {
+        let id = replica.uid().unwrap_or_default();
+        let found = seen.iter().find(|each| each.id == id);
+        found.is_some_and(|each| each.state == ReplicaState::InSync)
+    };
+    staying(view)
+        .map(std::sync::Arc::as_ref)
+        .max_by_key(|each| (!is_whole(each), each.creation_timestamp(), each.name_any()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::sync::Arc;
+    use trellis_api::Bytes;
+
+    struct Anywhere;
+
+    impl Rooms for Anywhere {
+        fn place(
+            &self,
+            _: &[String],
+            _: &str,
+            _: Bytes,
+            _: bool,
+            beside: &[PlaceOfCopy],
+        ) -> Result<PlaceOfCopy, Hold> {
+            Ok(PlaceOfCopy {
+                pool: format!("p{}", beside.len()),
+                node: "n".to_owned(),
+            })
+        }
+
+        fn room(&self, _: &str, _: &str, _: Bytes, _: Bytes, _: bool) -> Result<(), Hold> {
+            Ok(())
+        }
+    }
+
+    fn volume(replicas: u32, factor: u32) -> Volume {
+        serde_json::from_value(json!({
+            "apiVersion": "trellis.dev/v1alpha1", "kind": "Volume",
+            "metadata": { "name": "v", "uid": "u" },
+            "spec": {
+                "capacity": "1Gi", "class": "c", "replicas": replicas, "consistencyFactor": factor,
+                "replicated": true, "claim": { "namespace": "d", "name": "c", "uid": "x" },
+            },
+        }))
+        .expect("a volume")
+    }
+
+    fn view(states: &[&str]) -> View {
+        let replica = |index: usize| {
+            let replica = json!({
+                "apiVersion": "trellis.dev/v1alpha1", "kind": "Replica",
+                "metadata": {
+                    "name": format!("v-{index}"), "uid": format!("u{index}"),
+                    "creationTimestamp": format!("2024-01-01T00:00:0{index}Z"),
+                },
+                "spec": {
+                    "volume": "v", "volumeId": "u", "pool": format!("p{index}"), "node": "n",
+                    "capacity": "1Gi",
+                },
+            });
+            Arc::new(serde_json::from_value(replica).expect("a replica"))
+        };
+        let seen: Vec<_> = states
+            .iter()
+            .enumerate()
+            .map(|(index, state)| json!({ "id": format!("u{index}"), "state": state }))
+            .collect();
+        let target = json!({
+            "apiVersion": "trellis.dev/v1alpha1", "kind": "Target",
+            "metadata": { "name": "v" },
+            "spec": { "volume": "v", "node": "n", "capacity": "1Gi" },
+            "status": { "replicas": seen },
+        });
+        View {
+            key: "v".to_owned(),
+            target: Some(Arc::new(serde_json::from_value(target).expect("a target"))),
+            replicas: (0..states.len()).map(replica).collect(),
+            ..View::default()
+        }
+    }
+
+    // Fails if a missing copy is not made, gets the name of another, or more than one is made at a time.
+    #[test]
+    fn a_missing_copy_is_added_under_a_free_name() {
+        let mut view = view(&["InSync", "InSync", "InSync"]);
+        view.replicas.remove(1);
+        let plan = adjust(&view, &volume(3, 2), &Anywhere).expect("possible");
+        let plan = plan.expect("something to do");
+        let [Write::Create(place, _)] = plan.writes.as_slice() else {
+            panic!("one object is made: {plan:?}");
+        };
+        assert_eq!(place.name, "v-1");
+        assert_eq!(plan.promises.len(), 1);
+    }
+
+    // Fails if the copy that goes is one that is needed more than another.
+    #[test]
+    fn the_copy_that_goes_is_the_one_that_is_worth_least() {
+        for (states, gone) in [
+            (["InSync", "InSync", "InSync"], "v-2"),
+            (["InSync", "Repairing", "InSync"], "v-1"),
+            (["Away", "InSync", "InSync"], "v-0"),
+        ] {
+            let plan = adjust(&view(&states), &volume(2, 2), &Anywhere).expect("possible");
+            let plan = plan.expect("something to do");
+            let [Write::Delete(place)] = plan.writes.as_slice() else {
+                panic!("one object goes: {plan:?}");
+            };
+            assert_eq!(place.name, gone);
+        }
+    }
+
+    // Fails if the copies could not reach the factor, or one is kept that nobody asked for.
+    #[test]
+    fn the_factor_is_one_that_the_copies_can_reach() {
+        let three = view(&["InSync", "InSync", "InSync"]);
+        assert_eq!(wanted(&three, &volume(3, 3)).consistency_factor, 3);
+        let two = view(&["InSync", "InSync"]);
+        assert_eq!(wanted(&two, &volume(2, 3)).consistency_factor, 2);
+        assert_eq!(wanted(&two, &volume(2, 1)).consistency_factor, 1);
+        assert_eq!(adjust(&two, &volume(2, 1), &Anywhere), Ok(None));
+    }
+}

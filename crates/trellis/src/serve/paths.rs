@@ -1,0 +1,107 @@
+//! Where the processes of a volume have their sockets, locks and logs.
+
+use std::path::{Path, PathBuf};
+
+/// The longest path that a socket can have.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// The run directory of one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunDir(PathBuf);
+
+impl RunDir {
+    /// The directory of the volume of that name, below the run directory of the node.
+    pub fn of(run: &Path, volume: &str) -> RunDir {
+        RunDir(run.join(volume))
+    }
+
+    /// The directory that a process was told of.
+    pub fn at(path: PathBuf) -> RunDir {
+        RunDir(path)
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Makes it, for this user alone.
+    pub fn make(&self) -> std::io::Result<()> {
+        use std::os::unix::fs::DirBuilderExt;
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(&self.0)
+    }
+
+    /// Where the FUSE file is mounted.
+    pub fn file(&self) -> PathBuf {
+        self.0.join("file")
+    }
+
+    /// What the target is told at its start.
+    pub fn target_settings(&self) -> PathBuf {
+        self.0.join("target.json")
+    }
+
+    /// The port at which the volume was last served.
+    pub fn port(&self) -> PathBuf {
+        self.0.join("port")
+    }
+
+    /// The process with that name: `target`, or the number of a copy.
+    pub fn process(&self, name: &str) -> ProcessPaths {
+        let path = |kind: &str| self.0.join(format!("{name}.{kind}"));
+        ProcessPaths {
+            socket: path("sock"),
+            lock: path("lock"),
+            log: path("log"),
+        }
+    }
+}
+
+/// The files of one process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessPaths {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// Locked as long as it lives; holds its pid.
+    pub lock: PathBuf,
+    /// What it says.
+    pub log: PathBuf,
+}
+
+impl ProcessPaths {
+    /// Whether the socket can have that path.
+    pub fn fits(&self) -> bool {
+        self.socket.as_os_str().len() <= SOCKET_PATH_MAX
+    }
+}
+
+/// The short name of a copy's process: what its name has beyond that of its volume.
+pub fn copy_name<'a>(volume: &str, replica: &'a str) -> &'a str {
+    let rest = replica.strip_prefix(volume);
+    rest.and_then(|rest| rest.strip_prefix('-'))
+        .unwrap_or(replica)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Fails if two copies of a volume share their files, or a usual path does not fit a socket.
+    #[test]
+    fn every_process_has_files_of_its_own() {
+        let volume = "pvc-0f6dbd05-6f1a-4f2f-8f2b-7f0f3b7a1c2d";
+        let run = RunDir::of(Path::new("/var/lib/trellis/run"), volume);
+        let (zero, one) = (format!("{volume}-0"), format!("{volume}-1"));
+        let paths = [
+            run.process(copy_name(volume, &zero)),
+            run.process(copy_name(volume, &one)),
+            run.process("target"),
+        ];
+        for (index, each) in paths.iter().enumerate() {
+            assert!(each.fits());
+            assert!(paths[index + 1..].iter().all(|other| other != each));
+        }
+        assert_eq!(copy_name("v", "other"), "other");
+    }
+}

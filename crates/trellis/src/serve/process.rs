@@ -1,0 +1,144 @@
+//! A process that outlives whoever started it: found by a lock, started with a log, ended by its pid.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+
+use super::paths::ProcessPaths;
+
+/// A log that is longer begins anew with the next start.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+/// How much of its end is told when a process does not start.
+const LOG_TAIL_BYTES: u64 = 600;
+/// How often it is looked whether a process has come up or gone.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// The lock that a process holds as long as it lives.
+pub struct Life {
+    _lock: File,
+}
+
+impl Life {
+    /// Takes the lock for this process; none if another one has it.
+    pub fn begin(path: &Path) -> std::io::Result<Option<Life>> {
+        let mut lock = open_lock(path)?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
+        lock.set_len(0)?;
+        lock.write_all(std::process::id().to_string().as_bytes())?;
+        Ok(Some(Life { _lock: lock }))
+    }
+}
+
+fn open_lock(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).mode(0o600);
+    options.open(path)
+}
+
+/// The pid of the process that holds the lock, if one does.
+pub fn living(path: &Path) -> std::io::Result<Option<Pid>> {
+    let mut lock = match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(lock) => lock,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) {
+        // It is given back when the file is closed.
+        Ok(()) => Ok(None),
+        Err(Errno::WOULDBLOCK) => {
+            let mut text = String::new();
+            lock.rewind()?;
+            lock.read_to_string(&mut text)?;
+            let pid = text.trim().parse().ok().and_then(Pid::from_raw);
+            // Between the lock and the number there is a moment.
+            pid.map(Some)
+                .ok_or_else(|| std::io::ErrorKind::WouldBlock.into())
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Starts this program again under a hidden verb, apart from this process and its terminal.
+pub fn start(paths: &ProcessPaths, arguments: &[&std::ffi::OsStr]) -> std::io::Result<Child> {
+    let too_long = |log: &Path| std::fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES_MAX);
+    let mut options = OpenOptions::new();
+    options.create(true).append(true);
+    if too_long(&paths.log) {
+        std::fs::remove_file(&paths.log)?;
+    }
+    let log = options.open(&paths.log)?;
+    log.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    Command::new("/proc/self/exe")
+        .arg0("trellis")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .process_group(0)
+        .spawn()
+}
+
+/// Waits until `ready` says so. Answers false if the process ended first or the time is over.
+pub fn comes_up(child: &mut Child, limit: Duration, ready: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        if ready() {
+            return true;
+        }
+        if !matches!(child.try_wait(), Ok(None)) || Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// The end of a process's log, in one line.
+pub fn last_words(log: &Path) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(std::io::SeekFrom::Start(
+            length.saturating_sub(LOG_TAIL_BYTES),
+        ))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let last = text.lines().rev().find(|line| !line.trim().is_empty());
+    last.unwrap_or("it said nothing").trim().to_owned()
+}
+
+/// Ends the process that holds the lock: asks it, and kills it when it has not gone in time. Answers whether it is
+/// gone.
+pub fn end(lock: &Path, grace: Duration) -> std::io::Result<bool> {
+    for (signal, limit) in [(Signal::TERM, grace), (Signal::KILL, grace)] {
+        let Some(pid) = living(lock)? else {
+            return Ok(true);
+        };
+        match rustix::process::kill_process(pid, signal) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline {
+            if living(lock)?.is_none() {
+                return Ok(true);
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,104 @@
+//! The control socket of a target: the agent's questions and wishes.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use trellis_api::HoldReason;
+
+use super::Target;
+use crate::serve::message::{Answer, Request, receive, send};
+
+/// How many connections are served at the same time: the agent has one that watches and one that asks.
+const CONNECTIONS_MAX: usize = 16;
+/// How long a connection may be silent. One that watches says nothing and is not waited for.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// Listens, for this user alone: the directory admits nobody else.
+pub fn listen(target: Arc<Target>, socket: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    let accept = move || {
+        let served = Arc::new(());
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else { continue };
+            if Arc::strong_count(&served) > CONNECTIONS_MAX {
+                continue;
+            }
+            let (target, one) = (target.clone(), served.clone());
+            let serve = move || {
+                let _one = one;
+                if let Err(error) = converse(&target, &stream) {
+                    tracing::debug!(%error, "a conversation with the agent ended");
+                }
+            };
+            let thread = std::thread::Builder::new().name("control".to_owned());
+            if let Err(error) = thread.spawn(serve) {
+                tracing::warn!(%error, "no thread for a conversation with the agent");
+            }
+        }
+    };
+    std::thread::Builder::new()
+        .name("control-accept".to_owned())
+        .spawn(accept)?;
+    Ok(())
+}
+
+/// Answers until the other side goes.
+fn converse(target: &Arc<Target>, stream: &UnixStream) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    while let Some((request, mut descriptors)) = receive::<Request>(stream)? {
+        let answer = match request {
+            Request::Status => Answer::Status(Box::new(target.status())),
+            Request::Configure(settings) => target.configure(settings),
+            Request::Grow { to } => target.grow(to),
+            Request::Keep => {
+                let kept = target
+                    .with_file(|file| send(stream, &Answer::Kept(file.negotiated()), &[file.fd()]));
+                match kept {
+                    Some(sent) => {
+                        sent?;
+                        continue;
+                    }
+                    None => Answer::NoFile,
+                }
+            }
+            Request::Resume(negotiated) => match descriptors.pop() {
+                Some(fuse) => target.take_over(fuse, negotiated),
+                None => Answer::Held {
+                    reason: HoldReason::TargetDown,
+                    message: "There was no descriptor with the message.".to_owned(),
+                },
+            },
+            Request::Watch => return tell_changes(target, stream),
+            Request::Stop => {
+                let answer = target.stop();
+                let stopped = matches!(answer, Answer::Done);
+                send(stream, &answer, &[])?;
+                if stopped {
+                    target.end();
+                }
+                continue;
+            }
+        };
+        send(stream.as_fd(), &answer, &[])?;
+    }
+    Ok(())
+}
+
+/// Says a byte whenever the status has changed, until the other side goes.
+fn tell_changes(target: &Target, mut stream: &UnixStream) -> std::io::Result<()> {
+    let mut changes = target.changes();
+    loop {
+        stream.write_all(b"\n")?;
+        if target.wait(&mut changes).is_err() {
+            return Ok(());
+        }
+    }
+}

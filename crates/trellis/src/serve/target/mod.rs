@@ -1,0 +1,470 @@
+//! The process of a target: one volume of several copies, as a FUSE file and by iSCSI.
+
+mod control;
+mod file;
+mod lun;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use tokio::runtime::Handle;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use trellis_api::kinds::{Members, ReplicaSeen, ReplicaState};
+use trellis_api::{Bytes, HoldReason};
+use trellis_engine::coordinator::{self, GrowthHeld, Status};
+use trellis_engine::drive::{Address, Ended, Volume, VolumeError, VolumeSettings};
+use trellis_engine::proto::{Config, Geometry, ReplicaId};
+use trellis_iscsi::{Access, Server, ServerConfig};
+use trellis_node::fuse::{self, Negotiated};
+use uuid::Uuid;
+
+use self::file::VolumeFile;
+use self::lun::VolumeLun;
+use super::message::{Answer, Settings, TargetStatus};
+use super::paths::RunDir;
+use super::process::Life;
+
+/// How long a successor waits for the connection of its predecessor before it mounts anew.
+const RESUME_WAITS: Duration = Duration::from_secs(10);
+/// How long a growth may take before the agent gets an answer.
+const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
+/// How often changes of the status are told at most.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+/// How long sessions have to log out.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// `trellis serve-target`
+#[derive(Args, Debug)]
+pub struct ServeTarget {
+    /// The run directory of the volume
+    #[arg(long)]
+    run: PathBuf,
+    /// The FUSE connection of a predecessor will be sent
+    #[arg(long)]
+    resume: bool,
+}
+
+/// A volume that is being served.
+pub struct Target {
+    volume: Volume,
+    settings: Mutex<Settings>,
+    run: RunDir,
+    runtime: Handle,
+    file: Mutex<Option<fuse::Server>>,
+    /// What a predecessor has left, until the volume serves and it can go on.
+    handed_over: watch::Sender<Option<Arc<Predecessor>>>,
+    portal: Mutex<Option<SocketAddr>>,
+    /// Counts what the agent should know.
+    changed: watch::Sender<u64>,
+    end: watch::Sender<bool>,
+}
+
+/// What a target that has ended leaves to its successor.
+struct Predecessor {
+    fuse: OwnedFd,
+    negotiated: Negotiated,
+}
+
+/// Serves a volume until it is told to stop, or another target has taken over.
+pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be heard")?;
+    let run = RunDir::at(verb.run.clone());
+    let paths = run.process("target");
+    let Some(_life) = Life::begin(&paths.lock)? else {
+        bail!("the volume is served already");
+    };
+    let text = std::fs::read(run.target_settings()).context("the settings cannot be read")?;
+    let settings: Settings = serde_json::from_slice(&text).context("the settings are damaged")?;
+    let (config, addresses) = copies(&settings)?;
+    let id: Uuid = settings.volume_id.parse().context("no identity")?;
+    let volume = Volume::start(VolumeSettings::new(id, config, addresses));
+    let (end, mut ends) = watch::channel(false);
+    let target = Arc::new(Target {
+        volume: volume.clone(),
+        settings: Mutex::new(settings),
+        run,
+        runtime: Handle::current(),
+        file: Mutex::default(),
+        handed_over: watch::channel(None).0,
+        portal: Mutex::default(),
+        changed: watch::channel(0).0,
+        end,
+    });
+    control::listen(target.clone(), &paths.socket).context("the agent cannot be listened to")?;
+    let serving = serve(target.clone(), id, verb.resume);
+    let told = tell_changes(target.clone());
+    tokio::select! {
+        result = serving => result?,
+        result = told => result?,
+        ended = volume.ended() => return over(&target, ended),
+        _ = terminate.recv() => {}
+        _ = ends.wait_for(|end| *end) => {}
+    }
+    // The file stays for a successor, unless it was taken away.
+    let leaving = target.clone();
+    tokio::task::spawn_blocking(move || leaving.leave_file()).await?;
+    volume.stop().await;
+    Ok(())
+}
+
+fn over(target: &Target, ended: Ended) -> anyhow::Result<()> {
+    target.leave_file();
+    match ended {
+        Ended::Deposed { by } => bail!("another target has taken over: {by:?}"),
+        Ended::Stopped => Ok(()),
+    }
+}
+
+/// Shows the volume, as soon as it serves, as long as the process lives.
+async fn serve(target: Arc<Target>, id: Uuid, resume: bool) -> anyhow::Result<()> {
+    target.volume.ready().await?;
+    let server = target.serve_by_iscsi(id)?;
+    let predecessor = if resume {
+        target.predecessor().await
+    } else {
+        None
+    };
+    let showing = target.clone();
+    tokio::task::spawn_blocking(move || showing.show_file(predecessor.as_deref())).await??;
+    target.tell();
+    std::future::pending::<()>().await;
+    drop(server);
+    Ok(())
+}
+
+/// Tells whoever uses the volume that it has grown, and the agent of every change.
+async fn tell_changes(target: Arc<Target>) -> anyhow::Result<()> {
+    let mut statuses = target.volume.watch();
+    let mut size = 0;
+    while statuses.changed().await.is_ok() {
+        let now = target.volume.size();
+        if now != size {
+            size = now;
+            let telling = target.clone();
+            tokio::task::spawn_blocking(move || telling.tell_size()).await?;
+        }
+        target.tell();
+        tokio::time::sleep(TELL_EVERY).await;
+    }
+    std::future::pending().await
+}
+
+impl Target {
+    fn file(&self) -> MutexGuard<'_, Option<fuse::Server>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_file(&self) -> bool {
+        self.file().is_some()
+    }
+
+    /// Does something with the file, if it is there.
+    pub fn with_file<T>(&self, act: impl FnOnce(&fuse::Server) -> T) -> Option<T> {
+        self.file().as_ref().map(act)
+    }
+
+    fn tell(&self) {
+        self.changed
+            .send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// The changes from now on.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Waits for the next change. To be called on a thread of its own.
+    pub fn wait(&self, changes: &mut watch::Receiver<u64>) -> Result<(), watch::error::RecvError> {
+        self.runtime.block_on(changes.changed())
+    }
+
+    fn tell_size(&self) {
+        if let Some(Err(error)) = self.with_file(fuse::Server::grown) {
+            tracing::warn!(%error, "the file's new size could not be told");
+        }
+    }
+
+    fn backing(&self) -> Arc<VolumeFile> {
+        Arc::new(VolumeFile::new(self.volume.clone(), self.runtime.clone()))
+    }
+
+    /// What the agent has kept of a predecessor, which is on its way.
+    async fn predecessor(&self) -> Option<Arc<Predecessor>> {
+        let mut handed_over = self.handed_over.subscribe();
+        let arrived = handed_over.wait_for(Option::is_some);
+        let arrived = tokio::time::timeout(RESUME_WAITS, arrived).await;
+        let found = arrived.ok().and_then(|found| found.ok()?.clone());
+        if found.is_none() {
+            tracing::warn!("nothing of the predecessor came; whoever used its file has lost it");
+        }
+        found
+    }
+
+    /// Goes on with the file of a predecessor, or mounts one.
+    fn show_file(&self, predecessor: Option<&Predecessor>) -> anyhow::Result<()> {
+        let place = self.run.file();
+        if let Some(predecessor) = predecessor {
+            let fuse = predecessor.fuse.try_clone()?;
+            let resumed = fuse::Server::resume(
+                fuse,
+                predecessor.negotiated,
+                &place,
+                self.backing(),
+                fuse::Options::default(),
+            );
+            match resumed {
+                Ok(server) => {
+                    *self.file() = Some(server);
+                    return Ok(());
+                }
+                Err(error) => tracing::warn!(%error, "the predecessor's file cannot go on"),
+            }
+        }
+        fuse::dismantle(&place).context("what is left of an earlier file is in the way")?;
+        std::fs::create_dir_all(&place)
+            .with_context(|| format!("{} cannot be made", place.display()))?;
+        let server = fuse::Server::mount(&place, self.backing(), fuse::Options::default())?;
+        *self.file() = Some(server);
+        Ok(())
+    }
+
+    /// Takes what a predecessor has left. It is used once the volume serves: until then its size is not known, and
+    /// a file of no size would refuse what it is asked.
+    pub fn take_over(&self, fuse: OwnedFd, negotiated: Negotiated) -> Answer {
+        let predecessor = Predecessor { fuse, negotiated };
+        self.handed_over.send_replace(Some(Arc::new(predecessor)));
+        Answer::Done
+    }
+
+    /// Leaves the file to a successor.
+    fn leave_file(&self) {
+        if let Some(file) = self.file().take() {
+            file.leave(FAREWELL);
+        }
+    }
+
+    /// Serves the volume by iSCSI, where it was served before if that is free.
+    fn serve_by_iscsi(&self, id: Uuid) -> anyhow::Result<Server> {
+        let settings = self.settings();
+        let memory = self.run.port();
+        let last = std::fs::read_to_string(&memory)
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
+        let bind = |port: u16| {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            Server::bind(address, ServerConfig::default())
+        };
+        let server = match last.map(bind) {
+            Some(Ok(server)) => server,
+            _ => bind(0).context("no port can be listened on")?,
+        };
+        let address = server.local_addr();
+        std::fs::write(&memory, address.port().to_string())?;
+        let target = trellis_iscsi::Target::new(&settings.iqn, Access::default())?;
+        target.add_unit(0, Arc::new(VolumeLun::new(self.volume.clone(), id)))?;
+        server.portal().add_target(target)?;
+        *self.portal.lock().unwrap_or_else(PoisonError::into_inner) = Some(address);
+        Ok(server)
+    }
+
+    fn settings(&self) -> Settings {
+        let settings = self.settings.lock();
+        settings.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes other copies, if they are others than before.
+    pub fn configure(&self, settings: Settings) -> Answer {
+        let known = self.settings();
+        let same = known.addresses == settings.addresses
+            && known.members.replicas == settings.members.replicas
+            && known.members.consistency_factor == settings.members.consistency_factor;
+        if same {
+            return Answer::Done;
+        }
+        let held = |reason: HoldReason, message: String| Answer::Held { reason, message };
+        let (config, addresses) = match copies(&settings) {
+            Ok(copies) => copies,
+            Err(error) => return held(HoldReason::ReplicaUnavailable, format!("{error:#}")),
+        };
+        let changed = self.volume.reconfigure(config, addresses);
+        match self.runtime.block_on(changed) {
+            Ok(()) => {
+                *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
+                Answer::Done
+            }
+            Err(error) => held(reason(error), error.to_string()),
+        }
+    }
+
+    /// Grows, and tells whoever uses the volume before it is answered.
+    pub fn grow(&self, to: Bytes) -> Answer {
+        if self.volume.size() < to.get() {
+            let growth =
+                async { tokio::time::timeout(GROWTH_TIME_MAX, self.volume.grow(to.get())).await };
+            match self.runtime.block_on(growth) {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => {
+                    return Answer::Held {
+                        reason: reason(error),
+                        message: sentence(error, &self.volume.status()),
+                    };
+                }
+                Err(_) => {
+                    return Answer::Held {
+                        reason: HoldReason::TooFewReplicas,
+                        message: "The copies did not answer in time.".to_owned(),
+                    };
+                }
+            }
+        }
+        self.tell_size();
+        Answer::Done
+    }
+
+    /// Takes the file away, for good.
+    pub fn stop(&self) -> Answer {
+        let mut file = self.file();
+        if let Some(server) = file.as_mut()
+            && let Err(error) = server.unmount()
+        {
+            return Answer::Held {
+                reason: HoldReason::StillInUse,
+                message: error.to_string(),
+            };
+        }
+        *file = None;
+        Answer::Done
+    }
+
+    /// Ends the process.
+    pub fn end(&self) {
+        self.end.send_replace(true);
+    }
+
+    /// How it is.
+    pub fn status(&self) -> TargetStatus {
+        let status = self.volume.status();
+        let portal = *self.portal.lock().unwrap_or_else(PoisonError::into_inner);
+        TargetStatus {
+            served: Some(self.volume.size())
+                .filter(|size| *size > 0)
+                .map(Bytes::new),
+            copies: Bytes::new(size_of_quorum(&status)),
+            available: status.available,
+            redundancy_met: status.redundancy_met,
+            size_converged: status.size_converged,
+            members: members(&status),
+            replicas: status.replicas.iter().map(seen).collect(),
+            growth_held: status.growth_held.map(held_reason),
+            portal: portal.map(|address| address.to_string()),
+            file: self.has_file(),
+        }
+    }
+}
+
+fn held_reason(held: GrowthHeld) -> HoldReason {
+    match held {
+        GrowthHeld::NoSpace => HoldReason::NoSpaceInPool,
+        GrowthHeld::TooFewReplicas => HoldReason::TooFewReplicas,
+    }
+}
+
+fn reason(error: VolumeError) -> HoldReason {
+    match error {
+        VolumeError::GrowthHeld(held) => held_reason(held),
+        VolumeError::NotReady => HoldReason::TooFewReplicas,
+        VolumeError::SizeBad => HoldReason::SizeTooLarge,
+        VolumeError::GrowthReplaced => HoldReason::OperationRunning,
+        _ => HoldReason::TargetDown,
+    }
+}
+
+/// What went wrong, with how many copies are there.
+fn sentence(error: VolumeError, status: &Status) -> String {
+    let there = status
+        .replicas
+        .values()
+        .filter(|replica| replica.state != coordinator::ReplicaState::Away)
+        .count();
+    format!(
+        "{error}; {there} of {} copies are there.",
+        status.replicas.len()
+    )
+}
+
+/// The size that as many copies have as must have a write.
+fn size_of_quorum(status: &Status) -> u64 {
+    let config = &status.view.current;
+    let mut sizes: Vec<u64> = config
+        .members
+        .iter()
+        .filter_map(|id| status.replicas.get(id))
+        .map(|replica| replica.size)
+        .collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    let of_quorum = sizes.get(config.consistency.saturating_sub(1)).copied();
+    // What is served is durable on so many copies, also on such as are away just now.
+    of_quorum.unwrap_or_default().max(status.size)
+}
+
+fn members(status: &Status) -> Members {
+    let config = &status.view.current;
+    Members {
+        version: status.view.version,
+        consistency_factor: u32::try_from(config.consistency).unwrap_or(u32::MAX),
+        replicas: config.members.iter().map(ReplicaId::to_string).collect(),
+    }
+}
+
+fn seen((id, replica): (&ReplicaId, &coordinator::ReplicaStatus)) -> ReplicaSeen {
+    let bytes = |regions: usize| {
+        let region = u64::from(Geometry::STANDARD.region_bytes);
+        Bytes::new(
+            u64::try_from(regions)
+                .unwrap_or(u64::MAX)
+                .saturating_mul(region),
+        )
+    };
+    let (state, left, of) = match replica.state {
+        coordinator::ReplicaState::Away => (ReplicaState::Away, 0, 0),
+        coordinator::ReplicaState::Arriving => (ReplicaState::Arriving, 0, 0),
+        coordinator::ReplicaState::Repairing { left, of } => (ReplicaState::Repairing, left, of),
+        coordinator::ReplicaState::InSync => (ReplicaState::InSync, 0, 0),
+    };
+    ReplicaSeen {
+        id: id.to_string(),
+        state,
+        size: Some(replica.size).filter(|size| *size > 0).map(Bytes::new),
+        repair_left: bytes(left),
+        repair_total: bytes(of),
+    }
+}
+
+/// The copies in the engine's terms.
+fn copies(settings: &Settings) -> anyhow::Result<(Config, BTreeMap<ReplicaId, Address>)> {
+    let parse = |id: &String| {
+        id.parse::<ReplicaId>()
+            .with_context(|| format!("{id:?} is no identity"))
+    };
+    let members = settings.members.replicas.iter().map(parse);
+    let config = Config {
+        members: members.collect::<anyhow::Result<_>>()?,
+        consistency: usize::try_from(settings.members.consistency_factor)?,
+    };
+    anyhow::ensure!(config.is_sound(), "a volume has 1 to 5 copies");
+    let address = |(id, address): (&String, &String)| {
+        let address = address
+            .parse::<Address>()
+            .with_context(|| format!("{address:?} is no address"))?;
+        anyhow::Ok((parse(id)?, address))
+    };
+    let addresses = settings.addresses.iter().map(address);
+    Ok((config, addresses.collect::<anyhow::Result<_>>()?))
+}

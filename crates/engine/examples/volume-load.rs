@@ -1,4 +1,5 @@
-//! Holds a volume and writes to it until it is killed: `volume-load VOLUME CF GROW-TO REPLICA=ADDRESS…`.
+//! Holds a volume and writes to it until it is killed: `volume-load VOLUME CF GROW-TO
+//! VERSION REPLICA=ADDRESS…`.
 //! Every write is told on the standard output, before it begins and after it is acknowledged; when a
 //! line arrives on the standard input, the volume is asked to grow, again and again by a MiB.
 
@@ -22,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let volume = Uuid::parse_str(&next("the volume")?)?;
     let consistency = next("the consistency factor")?.parse()?;
     let mut to: u64 = next("the size")?.parse()?;
+    let version: u64 = next("the last version of a block")?.parse()?;
     let mut addresses = BTreeMap::new();
     for argument in arguments {
         let (replica, address) = argument.split_once('=').ok_or("REPLICA=ADDRESS")?;
@@ -35,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let settings = VolumeSettings::new(volume, config, addresses);
     let handle = runtime.block_on(async { Volume::start(settings) });
     runtime.block_on(handle.ready())?;
-    let model = Arc::new(Model::default());
+    let model = Arc::new(Model::above(version));
     let witness: Witness = Arc::new(|block, version, is_acked| {
         // One call a line, so that a kill leaves whole lines.
         let line = format!(

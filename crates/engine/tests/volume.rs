@@ -10,9 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cluster::Cluster;
+use cluster::{Cluster, is_whole, until};
 use load::{BLOCK, Model, joined};
-use trellis_engine::coordinator::Status;
 use trellis_engine::drive::{
     Compared, LocalReplica, ReplicaSettings, Volume, VolumeError, VolumeSettings,
 };
@@ -21,20 +20,6 @@ use trellis_engine::replica::{Identity, Pool, Provisioning};
 use uuid::Uuid;
 
 const MIB: u64 = 1 << 20;
-
-/// How long a test waits for what must come.
-const LONG: Duration = Duration::from_secs(60);
-
-async fn until(volume: &Volume, what: &str, wanted: impl FnMut(&Status) -> bool) -> Status {
-    match tokio::time::timeout(LONG, volume.until(wanted)).await {
-        Ok(status) => status.unwrap(),
-        Err(_) => panic!("{what} did not come: {:#?}", volume.status()),
-    }
-}
-
-fn is_whole(status: &Status) -> bool {
-    status.available && status.redundancy_met && status.size_converged
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_grows_under_load_with_all_replicas_there() {
@@ -51,11 +36,8 @@ async fn a_volume_grows_under_load_with_all_replicas_there() {
         assert_eq!(volume.size(), to);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    model.stop();
-    while let Some(done) = load.join_next().await {
-        done.unwrap();
-    }
     println!("longest write {:?} of {}", model.longest(), model.writes());
+    load::finish(&model, &mut load).await;
     load::check_all(&volume, &model).await;
     until(&volume, "everything in sync", is_whole).await;
     volume.flush().await.unwrap();

@@ -9,6 +9,7 @@
 //! that was acknowledged before it. So whoever takes over, knowing the old view or the new one, finds a
 //! replica that knows what he needs to know.
 
+use super::peer::Peer;
 use super::{Coordinator, Effect};
 use crate::proto::{Config, EntryOp, ReplicaId, View};
 
@@ -51,7 +52,12 @@ impl Coordinator {
                     current: self.view.current.clone(),
                     next: Some(goal.clone()),
                 };
-                if joint.write_quorum(|id| self.is_whole(id)) {
+                // Also the size that is served is at a quorum of both.
+                let ready = |id| {
+                    let large = |peer: &Peer| peer.size >= self.size;
+                    self.is_whole(id) && self.peers.get(&id).is_some_and(large)
+                };
+                if joint.write_quorum(ready) {
                     self.view = joint;
                     self.announce();
                     self.changed(out);

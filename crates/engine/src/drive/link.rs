@@ -2,10 +2,13 @@
 //! where their payload is.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::io::{self, IoSlice};
+use std::pin::pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::AsyncReadExt;
 use tokio::net::{TcpStream, UnixStream};
 
 use super::Address;
@@ -76,10 +79,14 @@ impl Stream {
         Ok(Stream::Tcp(stream))
     }
 
-    fn try_read(&self, buffer: &mut BytesMut) -> io::Result<usize> {
+    fn poll_read(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut BytesMut,
+    ) -> Poll<io::Result<usize>> {
         match self {
-            Stream::Unix(stream) => stream.try_read_buf(buffer),
-            Stream::Tcp(stream) => stream.try_read_buf(buffer),
+            Stream::Unix(stream) => pin!(stream.read_buf(buffer)).poll(context),
+            Stream::Tcp(stream) => pin!(stream.read_buf(buffer)).poll(context),
         }
     }
 
@@ -87,13 +94,6 @@ impl Stream {
         match self {
             Stream::Unix(stream) => stream.try_write_vectored(slices),
             Stream::Tcp(stream) => stream.try_write_vectored(slices),
-        }
-    }
-
-    fn poll_read_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self {
-            Stream::Unix(stream) => stream.poll_read_ready(context),
-            Stream::Tcp(stream) => stream.poll_read_ready(context),
         }
     }
 
@@ -145,7 +145,7 @@ impl Link {
             if self.incoming.capacity() - self.incoming.len() < READ_BYTES_MIN {
                 self.incoming.reserve(READ_BYTES);
             }
-            match self.stream.try_read(&mut self.incoming) {
+            match ready!(self.stream.poll_read(context, &mut self.incoming)) {
                 Ok(0) => return Poll::Ready(Err(LinkError::Closed)),
                 Ok(read) => {
                     while let Some(envelope) = self.next_frame()? {
@@ -155,9 +155,6 @@ impl Link {
                     if read_bytes >= TURN_BYTES_MAX {
                         return Poll::Ready(Ok(()));
                     }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ready!(self.stream.poll_read_ready(context))?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Poll::Ready(Err(error.into())),

@@ -5,13 +5,35 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use trellis_api::Bytes;
-use trellis_engine::drive::{Address, VolumeSettings};
+use trellis_engine::coordinator::Status;
+use trellis_engine::drive::{Address, Volume, VolumeSettings};
 use trellis_engine::proto::{Config, ReplicaId};
 use trellis_engine::replica::{Identity, Pool, Provisioning};
 use uuid::Uuid;
+
+/// How long a test waits for what must come.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Waits until the volume is as wanted.
+pub(crate) async fn until(
+    volume: &Volume,
+    what: &str,
+    wanted: impl FnMut(&Status) -> bool,
+) -> Status {
+    match tokio::time::timeout(LONG, volume.until(wanted)).await {
+        Ok(status) => status.unwrap(),
+        Err(_) => panic!("{what} did not come: {:#?}", volume.status()),
+    }
+}
+
+/// Everything is there, everywhere.
+pub(crate) fn is_whole(status: &Status) -> bool {
+    status.available && status.redundancy_met && status.size_converged
+}
 
 /// A program from `examples/`.
 pub(crate) fn example(name: &str) -> PathBuf {

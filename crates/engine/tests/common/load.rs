@@ -25,6 +25,8 @@ pub(crate) struct Known {
 #[derive(Default)]
 pub(crate) struct Model {
     blocks: Mutex<BTreeMap<u64, Known>>,
+    /// Versions begin above this one.
+    floor: u64,
     writes: AtomicU64,
     longest_us: AtomicU64,
     stopped: AtomicBool,
@@ -68,10 +70,18 @@ impl Model {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A model that goes on where others have written versions up to this one.
+    pub(crate) fn above(floor: u64) -> Model {
+        Model {
+            floor,
+            ..Model::default()
+        }
+    }
+
     pub(crate) fn begin(&self, block: u64) -> u64 {
         let mut blocks = self.blocks();
         let known = blocks.entry(block).or_default();
-        known.begun += 1;
+        known.begun = known.begun.max(self.floor) + 1;
         known.begun
     }
 
@@ -99,6 +109,15 @@ impl Model {
             found.is_some_and(|found| (known.acked..=known.begun).contains(&found)),
             "block {block} holds {found:?}, and should hold {known:?}"
         );
+    }
+
+    /// The latest version that any block may have.
+    pub(crate) fn last_version(&self) -> u64 {
+        self.blocks()
+            .values()
+            .map(|known| known.begun)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Blocks that were written.
@@ -191,5 +210,15 @@ pub(crate) async fn check_all(volume: &Volume, model: &Model) {
             .await
             .expect("a read failed");
         model.check(block, &joined(&bytes));
+    }
+}
+
+/// Stops the writers, and lets what went wrong with one of them be seen.
+pub(crate) async fn finish(model: &Model, load: &mut tokio::task::JoinSet<()>) {
+    model.stop();
+    while let Some(done) = load.join_next().await {
+        if let Err(failure) = done {
+            std::panic::resume_unwind(failure.into_panic());
+        }
     }
 }

@@ -65,6 +65,9 @@ pub(super) struct Owner {
     began: Instant,
     commands: mpsc::Receiver<Command>,
     taken: Vec<Command>,
+    commands_taken: usize,
+    /// Clients were let go first before what they asked for was looked at.
+    has_yielded: bool,
     requests: Requests,
     peers: Peers,
     happened: Vec<Happened>,
@@ -133,6 +136,8 @@ impl Owner {
             began: now,
             commands,
             taken: Vec::new(),
+            commands_taken: 0,
+            has_yielded: false,
             requests: Requests::default(),
             peers,
             happened: Vec::new(),
@@ -186,6 +191,16 @@ impl Owner {
         if self.take_commands(context).is_ready() {
             return Poll::Ready(Ended::Stopped);
         }
+        if self.commands_taken > 0 && !self.has_yielded && self.requests.is_concurrent() {
+            // Others who were answered together with this one are about to ask for more. What they ask
+            // for is sent and answered together, if we let them go first.
+            self.has_yielded = true;
+            self.commands_taken = 0;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.has_yielded = false;
+        self.commands_taken = 0;
         let mut again = self.peers.poll(context, &mut self.happened);
         self.clock(context);
         for round in 0..ROUNDS_PER_TURN {
@@ -215,6 +230,7 @@ impl Owner {
             let polled = self
                 .commands
                 .poll_recv_many(context, &mut taken, COMMANDS_PER_TURN);
+            self.commands_taken += taken.len();
             let over = taken.drain(..).any(|command| self.command(command));
             self.taken = taken;
             match polled {

@@ -131,6 +131,11 @@ impl Requests {
         self.waiting.is_empty() && self.under_way.is_empty() && self.fences.is_empty()
     }
 
+    /// Whether several requests wait or are under way.
+    pub(super) fn is_concurrent(&self) -> bool {
+        self.waiting.len() + self.under_way.len() > 1
+    }
+
     pub(super) fn add(&mut self, op: IoOp, reply: Reply<Vec<Content>>) {
         self.waiting.push_back(Request {
             op,

@@ -129,13 +129,15 @@ proptest! {
         // A size is committed in the superblock first, so that it stays in any case.
         let last = MetaChange { size: None, ..last.clone() };
         let before = store.meta().clone();
-        let start = fs::metadata(home.file("meta.log")).unwrap().len();
+        let old_log = fs::read(home.file("meta.log")).unwrap();
         store.persist(&last).unwrap();
         let after = store.meta().clone();
         drop(store);
         let mut log = fs::read(home.file("meta.log")).unwrap();
-        let start = usize::try_from(start).unwrap();
-        let at = start + cut.index(log.len() - start);
+        let changed = |at: &usize| log[*at] != old_log[*at];
+        let first = (0..log.len()).find(changed).unwrap();
+        let last = (0..log.len()).rfind(changed).unwrap();
+        let at = first + cut.index(last + 1 - first);
         if garble {
             log[at] ^= 0x55;
         } else {

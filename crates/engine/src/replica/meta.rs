@@ -3,25 +3,27 @@
 //!
 //! ```text
 //! NAME/meta.a, NAME/meta.b   everything, as of a sequence number
-//! NAME/meta.log              the changes since, each with the next number
+//! NAME/meta.log              the changes since, each with the next number; then zeros or old changes
 //!
 //!   block  = magic u32 │ length u32 │ sequence u64 │ CRC32C u32 of all else │ body
 //!   meta.a = one block, meta.log = blocks one after the other
 //! ```
 //!
-//! **A change is one append and one sync.** A region's first write in an epoch waits for one, so it must
-//! be short: a change has tens of bytes where everything may have megabytes.
+//! **A change is one write and one sync.** A region's first write in an epoch waits for one, so it must
+//! be short: a change has tens of bytes where everything may have megabytes. The log has its full length
+//! from the start and is written over again and again, so that such a sync has only the change to
+//! write, and nothing of the filesystem's own.
 //!
 //! **What counts** is the whole one of `meta.a` and `meta.b` with the larger number, and then the changes
 //! of the log whose numbers follow it without a gap, up to the first block that is not whole. A power loss
 //! during an append can only cut or garble the last block, which nobody has been told of. So a change is
 //! there as a whole or not at all.
 //!
-//! **When the log is long**, everything is written to both files, one after the other, each with a sync;
-//! then the log is emptied. A crash in between leaves at least one of them whole, and a log that goes on
-//! from the older of the two. Emptying needs no sync of its own: old blocks have numbers that are already
-//! in the files, and are passed over; and if a new block overwrites the first of them, the remains behind
-//! it do not have the number that follows. Flaws in one of the two files cost nothing at any time.
+//! **When the log is full**, everything is written to both files, one after the other, each with a sync;
+//! then the log begins anew. A crash in between leaves at least one of them whole, and a log that goes on
+//! from the older of the two. What is left in the log does no harm: old blocks have numbers that are
+//! already in the files, and are passed over; and if a new block overwrites the first of them, the remains
+//! behind it do not have the number that follows. Flaws in one of the two files cost nothing at any time.
 //!
 //! The size is the superblock's business: a larger one is committed there first, and whoever opens takes
 //! the larger of the two.
@@ -33,7 +35,7 @@ use std::path::PathBuf;
 
 use trellis_api::Bytes;
 
-use super::dir::{Dir, sync_data};
+use super::dir::{Dir, facts, sync_data};
 use super::{Provisioning, Replica};
 use crate::proto::{Geometry, Meta, MetaChange, View};
 use crate::wire::stored;
@@ -44,8 +46,8 @@ const LOG: &str = "meta.log";
 const MAGIC: [u8; 4] = *b"TRLM";
 const HEAD: usize = 20;
 
-/// A log that is longer is written into the two files and emptied.
-const LOG_BYTES_MAX: u64 = 1 << 20;
+/// The length of the log. What does not fit goes into the two files.
+const LOG_BYTES: u64 = 1 << 20;
 
 /// The meta data of one replica, open for changes.
 #[derive(Debug)]
@@ -139,6 +141,7 @@ impl MetaStore {
         if !is_new {
             store.recover()?;
         }
+        store.fill_log()?;
         let size = replica.size().get();
         if store.meta.size < size {
             let version = store.meta.size_version;
@@ -211,13 +214,23 @@ impl MetaStore {
         sync_data(self.file(index), &self.paths[index])
     }
 
-    /// Writes everything into both files, and empties the log.
+    /// Gives the log its full length, of blocks that the filesystem has written already.
+    fn fill_log(&self) -> Result<()> {
+        let path = &self.paths[2];
+        let length = facts(&self.log, path)?.length.get();
+        let missing = usize::try_from(LOG_BYTES.saturating_sub(length)).unwrap_or(0);
+        if missing > 0 {
+            self.write(2, &vec![0; missing], length)?;
+        }
+        Ok(())
+    }
+
+    /// Writes everything into both files. The log begins anew.
     fn rewrite(&mut self) -> Result<()> {
         let bytes = block(self.sequence, &stored::put_meta(&self.meta));
         for slot in 0..2 {
             self.write(slot, &bytes, 0)?;
         }
-        self.log.set_len(0).map_err(self.fail("cut", 2))?;
         self.log_length = 0;
         Ok(())
     }
@@ -234,15 +247,16 @@ impl MetaStore {
         {
             self.replica.grow(Bytes::new(size), self.provisioning)?;
         }
-        if self.log_length >= LOG_BYTES_MAX {
-            self.rewrite()?;
-        }
         let bytes = block(self.sequence + 1, &stored::put_change(change));
-        self.write(2, &bytes, self.log_length)?;
+        let end = self.log_length + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let fits = end <= LOG_BYTES;
+        if fits {
+            self.write(2, &bytes, self.log_length)?;
+            self.log_length = end;
+        }
         self.sequence += 1;
-        self.log_length += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         self.meta.update(self.geometry, change);
-        Ok(())
+        if fits { Ok(()) } else { self.rewrite() }
     }
 }
 

@@ -103,7 +103,11 @@ impl Model {
     }
 
     pub(crate) fn check(&self, block: u64, bytes: &[u8]) {
-        let known = self.blocks().get(&block).copied().unwrap_or_default();
+        let others = Known {
+            acked: 0,
+            begun: self.floor,
+        };
+        let known = self.blocks().get(&block).copied().unwrap_or(others);
         let found = version_of(block, bytes);
         assert!(
             found.is_some_and(|found| (known.acked..=known.begun).contains(&found)),

@@ -1,63 +1,137 @@
-//! A load for any iSCSI target: random reads or writes of one size at one depth.
+//! A load for any iSCSI target: reads or writes of one size at one depth, on one connection.
 //!
-//! `iscsi-load ADDRESS TARGET_NAME LUN read|write BLOCK_BYTES DEPTH SECONDS` prints commands a second.
-//! One thread, one connection, everything that is due in one write: it costs little beside the target.
+//! `iscsi-load ADDRESS TARGET_NAME LUN read|write random|sequential BLOCK_BYTES DEPTH SECONDS` prints what was
+//! done and how long it took, as `name=value` words. When the target says that the volume has grown, it asks
+//! for the size on the same session and prints when it was answered (`grown_ns`, since 1970).
+//!
+//! One thread; everything that is due is sent in one call; data that is read is not copied. So it costs little
+//! beside the target, and what it costs is the same for all of them.
 
 use std::error::Error;
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use trellis_iscsi::login::parse_text;
 use trellis_iscsi::pdu::header::{
-    DataIn, DataOut, LoginRequest, LoginResponse, R2t, ScsiCommand, ScsiResponse,
+    DataOut, LoginRequest, LoginResponse, LogoutRequest, NopIn, NopOut, R2t, ScsiCommand,
 };
-use trellis_iscsi::pdu::{Decoder, FINAL, IMMEDIATE, Outbox, Pdu, TAG_NONE, opcode};
+use trellis_iscsi::pdu::{FINAL, HEADER_BYTES, IMMEDIATE, Outbox, TAG_NONE, opcode};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const READ: u8 = 0x40;
 const WRITE: u8 = 0x20;
 const SEGMENT: &str = "262144";
+/// The tag of everything that is not a part of the load.
+const ASIDE: u32 = TAG_NONE - 1;
+const GOOD: u8 = 0;
+const CHECK_CONDITION: u8 = 2;
+/// The status travels with the last data.
+const WITH_STATUS: u8 = 1;
+/// Sense key, code and qualifier of "capacity data has changed".
+const GROWN: [u8; 3] = [6, 0x2a, 9];
+const UNIT_ATTENTION: u8 = 6;
+
+/// What has come from the target and was not looked at yet.
+struct Input {
+    stream: TcpStream,
+    room: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    fn available(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.room.len() - self.end < HEADER_BYTES {
+            self.room.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        match self.stream.read(&mut self.room[self.end..])? {
+            0 => Err("the target closed the connection".into()),
+            len => {
+                self.end += len;
+                Ok(())
+            }
+        }
+    }
+
+    /// Passes over the next bytes, and answers them if they are wanted.
+    fn take(&mut self, len: usize, wanted: bool) -> Result<Vec<u8>> {
+        let (mut kept, mut left) = (Vec::new(), len);
+        while left > 0 {
+            if self.available() == 0 {
+                self.fill()?;
+            }
+            let now = left.min(self.available());
+            if wanted {
+                kept.extend_from_slice(&self.room[self.start..self.start + now]);
+            }
+            self.start += now;
+            left -= now;
+        }
+        Ok(kept)
+    }
+}
+
+/// A command that is over.
+struct Done {
+    tag: u32,
+    status: u8,
+    data: Vec<u8>,
+}
 
 struct Load {
-    stream: TcpStream,
-    input: BytesMut,
-    chunk: Vec<u8>,
-    decoder: Decoder,
+    input: Input,
     out: Outbox,
     lun: u8,
     cmd_sn: u32,
+    exp_stat_sn: u32,
     first_burst: usize,
     segment: usize,
 }
 
 impl Load {
     fn flush(&mut self) -> Result<()> {
-        let bytes = self.out.take();
-        Ok(self.stream.write_all(&bytes)?)
+        while !self.out.is_empty() {
+            let mut slices = [IoSlice::new(&[]); 128];
+            let count = self.out.slices(&mut slices);
+            let written = self.input.stream.write_vectored(&slices[..count])?;
+            self.out.advance(written);
+        }
+        Ok(())
     }
 
-    fn pull(&mut self) -> Result<Pdu> {
-        loop {
-            if let Some(pdu) = self.decoder.decode(&mut self.input)? {
-                return Ok(pdu);
-            }
+    fn pull(&mut self) -> Result<([u8; HEADER_BYTES], Vec<u8>)> {
+        while self.input.available() < HEADER_BYTES {
             self.flush()?;
-            let len = self.stream.read(&mut self.chunk)?;
-            if len == 0 {
-                return Err("the target closed the connection".into());
-            }
-            self.input.extend_from_slice(&self.chunk[..len]);
+            self.input.fill()?;
         }
+        let start = self.input.start;
+        let header: [u8; HEADER_BYTES] = self.input.room[start..start + HEADER_BYTES].try_into()?;
+        self.input.start += HEADER_BYTES;
+        let data_len = u32::from_be_bytes([0, header[5], header[6], header[7]]);
+        let len = usize::from(header[4]) * 4 + usize::try_from(data_len)?.next_multiple_of(4);
+        // Less than a block is no data of the load.
+        let wanted = header[0] & 0x3f != opcode::DATA_IN || len < 512;
+        let data = self.input.take(len, wanted)?;
+        Ok((header, data))
     }
 
     fn login(&mut self, target: &str) -> Result<()> {
+        // Each run is a port of its own: a target that still clears away the last one must not take us for it.
+        let [.., high, low] = std::process::id().to_be_bytes();
         let header = LoginRequest {
             opcode: opcode::LOGIN | IMMEDIATE,
             flags: 0x87,
-            isid: [0x80, 0, 0, 0, 0, 7],
+            isid: [0x80, 0, low, high, 0, 7],
             itt: 1.into(),
             cmd_sn: 1.into(),
             ..LoginRequest::default()
@@ -71,12 +145,13 @@ impl Load {
             .push(zerocopy::transmute!(header), &[Bytes::from(text)]);
         // A target may take several steps; each is answered with an empty request until it lets us in.
         for _ in 0..8 {
-            let pdu = self.pull()?;
-            let response = LoginResponse::from_wire(&pdu.header);
+            let (header_in, data) = self.pull()?;
+            let response = LoginResponse::from_wire(&header_in);
             if response.status_class != 0 {
                 return Err("the login was refused".into());
             }
-            for (key, value) in parse_text(&pdu.data).unwrap_or_default() {
+            self.exp_stat_sn = response.stat_sn.get().wrapping_add(1);
+            for (key, value) in parse_text(&data).unwrap_or_default() {
                 match key.as_str() {
                     "FirstBurstLength" => self.first_burst = value.parse()?,
                     "MaxRecvDataSegmentLength" => self.segment = value.parse()?,
@@ -93,7 +168,7 @@ impl Load {
 
     fn command(
         &mut self,
-        itt: u32,
+        tag: u32,
         cdb: [u8; 16],
         flags: u8,
         expected: usize,
@@ -104,9 +179,10 @@ impl Load {
             opcode: opcode::SCSI_COMMAND,
             flags: FINAL | flags | 1,
             lun: [0, self.lun, 0, 0, 0, 0, 0, 0],
-            itt: itt.into(),
+            itt: tag.into(),
             expected_len: u32::try_from(expected)?.into(),
             cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
             cdb,
             ..ScsiCommand::default()
         };
@@ -114,6 +190,12 @@ impl Load {
         self.out
             .push(zerocopy::transmute!(header), &[data.slice(..now)]);
         Ok(())
+    }
+
+    fn ask_capacity(&mut self) -> Result<()> {
+        let mut cdb = [0; 16];
+        cdb[0] = 0x25;
+        self.command(ASIDE, cdb, READ, 8, &Bytes::new())
     }
 
     fn burst(&mut self, r2t: &R2t, data: &Bytes) -> Result<()> {
@@ -127,6 +209,7 @@ impl Load {
                 flags: if next == end { FINAL } else { 0 },
                 itt: r2t.itt,
                 ttt: r2t.ttt,
+                exp_stat_sn: self.exp_stat_sn.into(),
                 data_sn: data_sn.into(),
                 offset: u32::try_from(at)?.into(),
                 ..DataOut::default()
@@ -138,56 +221,149 @@ impl Load {
         Ok(())
     }
 
-    /// The tag and status of the next command that is over.
-    fn completion(&mut self, data: &Bytes) -> Result<(u32, u8, Bytes)> {
+    /// The next command that is over. `written` is what every write of the load writes.
+    fn completion(&mut self, written: &Bytes) -> Result<Done> {
         loop {
-            let pdu = self.pull()?;
-            match pdu.opcode() {
-                opcode::DATA_IN if pdu.header[1] & 1 != 0 => {
-                    let header = DataIn::from_wire(&pdu.header);
-                    return Ok((header.itt.get(), header.status, pdu.data.clone()));
+            let (header, data) = self.pull()?;
+            let over = match header[0] & 0x3f {
+                opcode::DATA_IN => header[1] & WITH_STATUS != 0,
+                opcode::SCSI_RESPONSE => true,
+                opcode::R2T => {
+                    self.burst(R2t::from_wire(&header), written)?;
+                    false
                 }
-                opcode::SCSI_RESPONSE => {
-                    let header = ScsiResponse::from_wire(&pdu.header);
-                    return Ok((header.itt.get(), header.status, Bytes::new()));
+                opcode::NOP_IN => {
+                    self.answer_ping(NopIn::from_wire(&header));
+                    false
                 }
-                opcode::R2T => self.burst(R2t::from_wire(&pdu.header), data)?,
-                opcode::DATA_IN | opcode::NOP_IN => {}
                 other => return Err(format!("unexpected PDU {other:02x}h").into()),
+            };
+            if over {
+                let word = |at: usize| -> Result<u32> {
+                    Ok(u32::from_be_bytes(header[at..at + 4].try_into()?))
+                };
+                self.exp_stat_sn = word(24)?.wrapping_add(1);
+                return Ok(Done {
+                    tag: word(16)?,
+                    status: header[3],
+                    data,
+                });
             }
         }
     }
+
+    /// Waits for what is still under way, and says goodbye: a target that is left in the middle of something is
+    /// busy with that when the next run begins.
+    fn leave(&mut self, mut under_way: u32, written: &Bytes) -> Result<()> {
+        while under_way > 0 {
+            self.completion(written)?;
+            under_way -= 1;
+        }
+        let header = LogoutRequest {
+            opcode: opcode::LOGOUT | IMMEDIATE,
+            reason: FINAL,
+            itt: ASIDE.into(),
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            ..LogoutRequest::default()
+        };
+        self.out.push(zerocopy::transmute!(header), &[]);
+        while self.pull()?.0[0] & 0x3f != opcode::LOGOUT_RESPONSE {}
+        Ok(())
+    }
+
+    fn answer_ping(&mut self, ping: &NopIn) {
+        if ping.ttt.get() == TAG_NONE {
+            return;
+        }
+        let header = NopOut {
+            opcode: opcode::NOP_OUT | IMMEDIATE,
+            flags: FINAL,
+            lun: ping.lun,
+            itt: TAG_NONE.into(),
+            ttt: ping.ttt,
+            cmd_sn: self.cmd_sn.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
+            ..NopOut::default()
+        };
+        self.out.push(zerocopy::transmute!(header), &[]);
+    }
 }
 
-/// xorshift64: random enough for offsets.
-fn next(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
+/// Sense key, code and qualifier of a failed command, in either of the two forms.
+fn sense(data: &[u8]) -> [u8; 3] {
+    let at = |index: usize| data.get(2 + index).copied().unwrap_or_default();
+    if at(0) & 0x7e == 0x72 {
+        [at(1) & 0xf, at(2), at(3)]
+    } else {
+        [at(2) & 0xf, at(12), at(13)]
+    }
+}
+
+/// What the load does, again and again.
+struct Work {
+    writes: bool,
+    random: bool,
+    block: usize,
+    places: u64,
+    data: Bytes,
+    state: u64,
+}
+
+impl Work {
+    /// xorshift64: random enough for offsets.
+    fn place(&mut self) -> u64 {
+        if self.random {
+            self.state ^= self.state << 13;
+            self.state ^= self.state >> 7;
+            self.state ^= self.state << 17;
+        } else {
+            self.state += 1;
+        }
+        self.state % self.places
+    }
+
+    fn send(&mut self, load: &mut Load, tag: u32) -> Result<()> {
+        let blocks = self.block / 512;
+        let lba = u32::try_from(self.place() * u64::try_from(blocks)?)?;
+        let mut cdb = [0; 16];
+        cdb[0] = if self.writes { 0x2a } else { 0x28 };
+        cdb[2..6].copy_from_slice(&lba.to_be_bytes());
+        cdb[7..9].copy_from_slice(&u16::try_from(blocks)?.to_be_bytes());
+        let flags = if self.writes { WRITE } else { READ };
+        load.command(tag, cdb, flags, self.block, &self.data)
+    }
 }
 
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [address, target, lun, direction, block, depth, seconds] = args.as_slice() else {
-        return Err(
-            "usage: iscsi-load ADDRESS TARGET LUN read|write BLOCK_BYTES DEPTH SECONDS".into(),
-        );
+    let [
+        address,
+        target,
+        lun,
+        direction,
+        order,
+        block,
+        depth,
+        seconds,
+    ] = args.as_slice()
+    else {
+        return Err("usage: iscsi-load ADDRESS TARGET LUN read|write random|sequential BLOCK_BYTES DEPTH SECONDS".into());
     };
     let (block, depth): (usize, u32) = (block.parse()?, depth.parse()?);
     let stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
     let mut load = Load {
-        stream,
-        input: BytesMut::new(),
-        chunk: vec![0; 1 << 20],
-        decoder: Decoder {
-            segment_bytes_max: 1 << 20,
-            ..Decoder::default()
+        input: Input {
+            stream,
+            room: vec![0; 1 << 20],
+            start: 0,
+            end: 0,
         },
         out: Outbox::default(),
         lun: lun.parse()?,
         cmd_sn: 1,
+        exp_stat_sn: 0,
         first_burst: 65536,
         segment: 8192,
     };
@@ -195,44 +371,95 @@ fn main() -> Result<()> {
     let nothing = Bytes::new();
     // Attentions of a new session come first.
     for _ in 0..8 {
-        load.command(TAG_NONE - 1, [0; 16], 0, 0, &nothing)?;
-        if load.completion(&nothing)?.1 == 0 {
+        load.command(ASIDE, [0; 16], 0, 0, &nothing)?;
+        if load.completion(&nothing)?.status == GOOD {
             break;
         }
     }
-    let capacity = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    load.command(TAG_NONE - 1, capacity, READ, 8, &nothing)?;
-    let answer = load.completion(&nothing)?.2;
-    let blocks = u64::from(u32::from_be_bytes(answer[..4].try_into()?)) + 1;
-    let (per, places) = (block / 512, blocks * 512 / u64::try_from(block)?);
-
+    load.ask_capacity()?;
+    let answer = load.completion(&nothing)?.data;
+    let last = answer.get(..4).ok_or("no capacity was answered")?;
+    let bytes = (u64::from(u32::from_be_bytes(last.try_into()?)) + 1) * 512;
     let writes = direction == "write";
-    let data = Bytes::from(vec![0xa5; if writes { block } else { 0 }]);
-    let mut state = 0x9e37_79b9_7f4a_7c15;
-    let mut send = |load: &mut Load, itt: u32| -> Result<()> {
-        let lba = u32::try_from(next(&mut state) % places * u64::try_from(per)?)?;
-        let mut cdb = [0; 16];
-        cdb[0] = if writes { 0x2a } else { 0x28 };
-        cdb[2..6].copy_from_slice(&lba.to_be_bytes());
-        cdb[7..9].copy_from_slice(&u16::try_from(per)?.to_be_bytes());
-        load.command(itt, cdb, if writes { WRITE } else { READ }, block, &data)
+    let mut work = Work {
+        writes,
+        random: order == "random",
+        block,
+        places: bytes / u64::try_from(block)?,
+        data: Bytes::from(vec![0xa5; if writes { block } else { 0 }]),
+        state: 0x9e37_79b9_7f4a_7c15 >> 1,
     };
-    for itt in 0..depth {
-        send(&mut load, itt)?;
+    run(
+        &mut load,
+        &mut work,
+        depth,
+        Duration::from_secs_f64(seconds.parse()?),
+    )
+}
+
+fn run(load: &mut Load, work: &mut Work, depth: u32, limit: Duration) -> Result<()> {
+    let start = Instant::now();
+    let mut sent = vec![start; usize::try_from(depth)?];
+    let mut times: Vec<u64> = Vec::with_capacity(1 << 20);
+    let mut grown = None;
+    for tag in 0..depth {
+        work.send(load, tag)?;
     }
-    let (start, limit) = (Instant::now(), Duration::from_secs_f64(seconds.parse()?));
-    let mut done: u64 = 0;
-    while start.elapsed() < limit {
-        let (itt, status, _) = load.completion(&data)?;
-        if status != 0 {
-            return Err(format!("a command failed with status {status:02x}h").into());
+    let data = work.data.clone();
+    let mut now = start;
+    while now.duration_since(start) < limit {
+        let done = load.completion(&data)?;
+        now = Instant::now();
+        if done.tag == ASIDE {
+            grown.get_or_insert(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos());
+            continue;
         }
-        done += 1;
-        send(&mut load, itt)?;
+        let slot = sent
+            .get_mut(usize::try_from(done.tag)?)
+            .ok_or("an unknown tag was answered")?;
+        match done.status {
+            GOOD => {
+                times.push(u64::try_from(now.duration_since(*slot).as_nanos())?);
+                *slot = now;
+            }
+            // The command was not done; it is sent again, and its time goes on.
+            CHECK_CONDITION if sense(&done.data)[0] == UNIT_ATTENTION => {
+                if sense(&done.data) == GROWN {
+                    load.ask_capacity()?;
+                }
+            }
+            other => {
+                return Err(format!(
+                    "a command failed with status {other:02x}h, sense {:02x?}",
+                    sense(&done.data)
+                )
+                .into());
+            }
+        }
+        work.send(load, done.tag)?;
     }
-    println!(
-        "{:.0}",
-        f64::from(u32::try_from(done)?) / start.elapsed().as_secs_f64()
+    print(&mut times, now.duration_since(start), grown);
+    load.leave(depth, &data)
+}
+
+fn print(times: &mut [u64], took: Duration, grown: Option<u128>) {
+    times.sort_unstable();
+    let at = |permille: usize| {
+        times
+            .get((times.len() * permille / 1000).min(times.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or_default()
+    };
+    print!("operations={} nanoseconds={}", times.len(), took.as_nanos());
+    print!(
+        " p50_ns={} p99_ns={} p999_ns={} longest_ns={}",
+        at(500),
+        at(990),
+        at(999),
+        times.last().copied().unwrap_or_default()
     );
-    Ok(())
+    if let Some(grown) = grown {
+        print!(" grown_ns={grown}");
+    }
+    println!();
 }

@@ -1,6 +1,6 @@
-//! Serves one volume, in memory or in a file, for measurements.
+//! Serves one volume, in memory, in a file or nowhere, for measurements.
 //!
-//! `iscsi-serve ADDRESS SIZE_MIB [FILE [inline]]` prints the URL and serves until its standard input ends;
+//! `iscsi-serve ADDRESS SIZE_MIB [null | FILE [inline]]` prints the URL and serves until its standard input ends;
 //! a line with a number on standard input grows the volume to so many MiB.
 
 use std::error::Error;
@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use trellis_iscsi::luns::{FileLun, RamLun};
+use trellis_iscsi::luns::{FileLun, NullLun, RamLun};
 use trellis_iscsi::{Access, Server, ServerConfig, Target};
 
 const NAME: &str = "iqn.2026-11.dev.trellis:serve";
@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
-    let usage = "usage: iscsi-serve ADDRESS:PORT SIZE_MIB [FILE [inline]]";
+    let usage = "usage: iscsi-serve ADDRESS:PORT SIZE_MIB [null | FILE [inline]]";
     let address: SocketAddr = args.next().ok_or(usage)?.parse()?;
     let size: u64 = args.next().ok_or(usage)?.parse::<u64>()? * MIB;
     let file = args.next();
@@ -26,6 +26,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::bind(address, ServerConfig::default())?;
     let target = Target::new(NAME, Access::default())?;
     let grow: Box<dyn Fn(u64) + Send + Sync> = match file {
+        Some(word) if word == "null" => {
+            let lun = Arc::new(NullLun::new("null", size));
+            target.add_unit(0, lun.clone())?;
+            Box::new(move |size| lun.grow(size))
+        }
         Some(path) => {
             let lun = Arc::new(FileLun::open(Path::new(&path), size, 512, inline)?);
             target.add_unit(0, lun.clone())?;

@@ -2,6 +2,7 @@
 
 mod claims;
 mod grow;
+mod iscsi;
 mod service;
 mod statistics;
 mod volumes;
@@ -51,18 +52,21 @@ pub enum Bench {
         #[arg(long, default_value_t = 30)]
         idle_seconds: u64,
     },
+    /// The iSCSI target beside tgt and istgt on the same backing, and a growth under load; `scripts/setup bench`
+    /// installs the others
+    Iscsi(iscsi::Options),
 }
 
-/// Builds the binary and runs one benchmark.
+/// Runs one benchmark, with what it needs built now.
 pub fn run(bench: Bench) -> anyhow::Result<()> {
-    let binary = build()?;
-    let runtime = tokio::runtime::Runtime::new().context("no asynchronous runtime")?;
+    let runtime = || tokio::runtime::Runtime::new().context("no asynchronous runtime");
     match bench {
         Bench::Grow {
             growths,
             directory,
             filesystem,
         } => {
+            let (binary, runtime) = (build()?, runtime()?);
             let both = || vec![PathBuf::from("/dev/shm"), PathBuf::from("/var/tmp")];
             for directory in directory.map_or_else(both, |one| vec![one]) {
                 runtime.block_on(grow::run(&binary, &directory, &filesystem, growths))?;
@@ -73,12 +77,13 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
             claims,
             directory,
             idle_seconds,
-        } => runtime.block_on(claims::run(&binary, &directory, claims, idle_seconds)),
+        } => runtime()?.block_on(claims::run(&build()?, &directory, claims, idle_seconds)),
         Bench::Volumes {
             volumes,
             directory,
             idle_seconds,
-        } => runtime.block_on(volumes::run(&binary, &directory, volumes, idle_seconds)),
+        } => runtime()?.block_on(volumes::run(&build()?, &directory, volumes, idle_seconds)),
+        Bench::Iscsi(options) => iscsi::run(&options),
     }
 }
 

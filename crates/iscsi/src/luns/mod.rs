@@ -1,9 +1,11 @@
-//! Volumes for tests and measurements: in memory, and in a plain file.
+//! Volumes for tests and measurements: in memory, in a plain file, and nowhere.
 
 mod file;
+mod null;
 mod ram;
 
 pub use file::FileLun;
+pub use null::NullLun;
 pub use ram::RamLun;
 
 use crate::lun::Identity;

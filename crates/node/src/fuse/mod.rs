@@ -22,8 +22,11 @@
 //! taken and not answered, if it can ([`Negotiated::can_resend`], Linux 6.9). Numbers and handles are
 //! constants, so nothing else is to be handed over. When the last duplicate is closed, every request fails
 //! with ENOTCONN: a filesystem on top stops, and [`dismantle`] clears what is left.
-//! That is also why all readers share one descriptor: what was taken through a clone of it
+//! That is why all readers share one descriptor: what was taken through a clone of it
 //! (`FUSE_DEV_IOC_CLONE`) fails with the clone, and could not be delivered again.
+//!
+//! A successor has to come before anything else: who asks about a loop device (`loopdev::list`,
+//! `volume::observe`) has the kernel ask the device's file, and waits too while nobody serves it.
 //!
 //! **Space.** A loop device on the file passes discards on as holes ([`Backing::zero`]), so `fstrim` of the
 //! filesystem on top gives the volume's space back. The device takes its unit for that from STATFS.

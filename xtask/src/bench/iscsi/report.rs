@@ -1,0 +1,196 @@
+//! What was measured, in words: figures, ratios with their spread, and whether the aims are met.
+
+use super::server::{Role, Sample, Server};
+use super::targets::Place;
+use super::{Options, WORK, Work};
+
+/// All samples of one backing.
+pub struct Report<'a> {
+    servers: &'a [Server],
+    /// For each work and each server, one a round, unless it failed.
+    samples: Vec<Vec<Vec<Option<Sample>>>>,
+}
+
+/// The middle of some figures, and how far they go.
+#[derive(Clone, Copy, Debug)]
+struct Spread {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(figures: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut sorted: Vec<f64> = figures.into_iter().collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        Some(Spread {
+            median: *sorted.get(sorted.len() / 2)?,
+            least: *sorted.first()?,
+            most: *sorted.last()?,
+        })
+    }
+}
+
+/// What is wanted of ours on a file in memory.
+struct Aim {
+    work: Work,
+    against: Against,
+    at_least: f64,
+}
+
+enum Against {
+    Named(&'static str),
+    /// The fastest of the peers, round by round.
+    BestPeer,
+    Limit,
+}
+
+const fn aim(work: usize, against: Against, at_least: f64) -> Aim {
+    Aim {
+        work: WORK[work],
+        against,
+        at_least,
+    }
+}
+
+const AIMS: [Aim; 8] = [
+    aim(2, Against::Named("tgt aio"), 1.5),
+    aim(3, Against::Named("tgt aio"), 1.2),
+    aim(2, Against::Limit, 0.8),
+    aim(3, Against::Limit, 0.8),
+    aim(0, Against::Named("tgt aio"), 1.0),
+    aim(1, Against::Named("tgt aio"), 1.0),
+    aim(6, Against::BestPeer, 1.5),
+    aim(7, Against::BestPeer, 1.0),
+];
+
+impl<'a> Report<'a> {
+    pub fn new(servers: &'a [Server]) -> Report<'a> {
+        Report {
+            servers,
+            samples: vec![vec![Vec::new(); servers.len()]; WORK.len()],
+        }
+    }
+
+    pub fn add(&mut self, work: Work, server: usize, sample: Option<Sample>) {
+        if let Some(row) =
+            index_of(work).and_then(|work| self.samples.get_mut(work)?.get_mut(server))
+        {
+            row.push(sample);
+        }
+    }
+
+    pub fn print(&self, place: &Place, options: &Options) {
+        let kind = if place.in_memory { "tmpfs" } else { "disk" };
+        println!(
+            "\n{kind} ({} MiB), one copy, {} rounds of {} s; ratio = trellis / it, median [least..most] of the rounds",
+            place.size_mib, options.rounds, options.seconds
+        );
+        for work in WORK {
+            println!("{work}");
+            for (index, server) in self.servers.iter().enumerate() {
+                self.print_line(work, index, &server.name);
+            }
+        }
+        for server in self.servers {
+            if let Some(mib) = server.memory_mib() {
+                println!("memory of {}: {mib} MiB at most", server.name);
+            }
+        }
+        if place.in_memory {
+            for aim in &AIMS {
+                self.print_aim(aim);
+            }
+        }
+    }
+
+    fn print_line(&self, work: Work, server: usize, name: &str) {
+        let rounds: Vec<Sample> = self
+            .rounds(work, server)
+            .iter()
+            .flatten()
+            .copied()
+            .collect();
+        let middle = |of: fn(&Sample) -> f64| {
+            Spread::of(rounds.iter().map(of)).map_or(0.0, |spread| spread.median)
+        };
+        let Some(rate) = Spread::of(rounds.iter().map(|sample| sample.a_second)) else {
+            return println!("  {name:14} failed in every round");
+        };
+        let megabytes = rate.median * f64::from(work.block) / 1e6;
+        print!(
+            "  {name:14} {:8.0}/s [{:.0}..{:.0}] {megabytes:6.0} MB/s  p50 {:6.0} us  p99 {:6.0} us  CPU {:6.1} us each",
+            rate.median,
+            rate.least,
+            rate.most,
+            middle(|sample| sample.p50.as_secs_f64() * 1e6),
+            middle(|sample| sample.p99.as_secs_f64() * 1e6),
+            middle(|sample| sample.cpu.as_secs_f64() * 1e6),
+        );
+        match self.ratio(work, &[server]) {
+            Some(ratio) if self.ours() != Some(server) => {
+                println!(
+                    "  ratio {:.2} [{:.2}..{:.2}]",
+                    ratio.median, ratio.least, ratio.most
+                );
+            }
+            _ => println!(),
+        }
+    }
+
+    fn print_aim(&self, aim: &Aim) {
+        let is = |server: &Server| match aim.against {
+            Against::Named(name) => server.name == name,
+            Against::BestPeer => server.role == Role::Peer,
+            Against::Limit => server.role == Role::Limit,
+        };
+        let against: Vec<usize> = (0..self.servers.len())
+            .filter(|index| is(&self.servers[*index]))
+            .collect();
+        let Some(ratio) = self.ratio(aim.work, &against) else {
+            return;
+        };
+        let name = match aim.against {
+            Against::Named(name) => name,
+            Against::BestPeer => "the best peer",
+            Against::Limit => "the limit",
+        };
+        let met = if ratio.median >= aim.at_least {
+            "met"
+        } else {
+            "NOT met"
+        };
+        println!(
+            "aim: {}, at least {} of {name}: {:.2} [{:.2}..{:.2}], {met}",
+            aim.work, aim.at_least, ratio.median, ratio.least, ratio.most
+        );
+    }
+
+    /// Ours over the fastest of these, round by round.
+    fn ratio(&self, work: Work, against: &[usize]) -> Option<Spread> {
+        let ours = self.rounds(work, self.ours()?);
+        Spread::of(ours.iter().enumerate().filter_map(|(round, sample)| {
+            let others = against
+                .iter()
+                .filter_map(|server| self.rounds(work, *server).get(round)?.as_ref());
+            let best = others.map(|other| other.a_second).max_by(f64::total_cmp)?;
+            Some(sample.as_ref()?.a_second / best)
+        }))
+    }
+
+    fn ours(&self) -> Option<usize> {
+        self.servers
+            .iter()
+            .position(|server| server.role == Role::Ours)
+    }
+
+    fn rounds(&self, work: Work, server: usize) -> &[Option<Sample>] {
+        index_of(work)
+            .and_then(|work| self.samples.get(work)?.get(server))
+            .map_or(&[], Vec::as_slice)
+    }
+}
+
+fn index_of(work: Work) -> Option<usize> {
+    WORK.iter().position(|other| *other == work)
+}

@@ -7,16 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::{Buf, Bytes};
-use rustix::buffer::spare_capacity;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, pread, pwritev};
 
 use super::identity_of;
+use super::pool::{PIECE_BYTES, Pool};
 use crate::lun::{
     Answer, Chunks, Compared, Extent, Identity, Lun, LunError, LunResult, chunks_len,
     first_difference,
 };
 
+/// A read up to this size has a buffer of its own.
+const SMALL_BYTES_MAX: usize = 16 << 10;
 /// Slices in one call.
 const SLICES_MAX: usize = 256;
 
@@ -33,6 +35,7 @@ pub struct FileLun {
 #[derive(Debug)]
 struct Inner {
     file: File,
+    pool: Arc<Pool>,
     /// Writers share it; a compare-and-write has it alone.
     alone: RwLock<()>,
 }
@@ -71,6 +74,7 @@ impl FileLun {
             inline,
             inner: Arc::new(Inner {
                 file,
+                pool: Arc::default(),
                 alone: RwLock::new(()),
             }),
         })
@@ -102,19 +106,37 @@ impl FileLun {
 }
 
 impl Inner {
-    fn read(&self, offset: u64, len: u32) -> LunResult<Bytes> {
-        let len = usize::try_from(len).map_err(|_| LunError::OutOfRange)?;
-        let mut data: Vec<u8> = Vec::with_capacity(len);
-        while data.len() < len {
-            let at = offset + u64::try_from(data.len()).map_err(|_| LunError::OutOfRange)?;
-            match pread(&self.file, spare_capacity(&mut data), at) {
+    fn read(&self, mut offset: u64, len: u32) -> LunResult<Chunks> {
+        let mut left = usize::try_from(len).map_err(|_| LunError::OutOfRange)?;
+        if left <= SMALL_BYTES_MAX {
+            let mut data = vec![0; left];
+            self.fill(&mut data, offset)?;
+            return Ok(vec![Bytes::from(data)]);
+        }
+        let mut chunks = Vec::with_capacity(left.div_ceil(PIECE_BYTES));
+        while left > 0 {
+            let mut piece = self.pool.take();
+            let room = piece.room(left);
+            self.fill(room, offset)?;
+            left -= room.len();
+            offset += u64::try_from(room.len()).map_err(|_| LunError::OutOfRange)?;
+            chunks.push(piece.freeze());
+        }
+        Ok(chunks)
+    }
+
+    fn fill(&self, room: &mut [u8], offset: u64) -> LunResult<()> {
+        let mut done = 0;
+        while done < room.len() {
+            let at = offset + u64::try_from(done).map_err(|_| LunError::OutOfRange)?;
+            match pread(&self.file, &mut room[done..], at) {
                 Ok(0) => return Err(LunError::Medium),
-                Ok(_) | Err(Errno::INTR) => {}
+                Ok(read) => done += read,
+                Err(Errno::INTR) => {}
                 Err(error) => return Err(error_of(error)),
             }
         }
-        data.truncate(len);
-        Ok(Bytes::from(data))
+        Ok(())
     }
 
     fn write(&self, mut offset: u64, mut data: Chunks, fua: bool) -> LunResult<()> {
@@ -198,7 +220,7 @@ impl Lun for FileLun {
     }
 
     fn read(&self, offset: u64, len: u32) -> Answer<Chunks> {
-        self.run(move |inner| inner.read(offset, len).map(|data| vec![data]))
+        self.run(move |inner| inner.read(offset, len))
     }
 
     fn write(&self, offset: u64, data: Chunks, fua: bool) -> Answer<()> {
@@ -231,7 +253,7 @@ impl Lun for FileLun {
             let _alone = inner.alone.write().unwrap_or_else(PoisonError::into_inner);
             let len = u32::try_from(chunks_len(&compare)).map_err(|_| LunError::OutOfRange)?;
             let found = inner.read(offset, len)?;
-            match first_difference(&[found], &compare) {
+            match first_difference(&found, &compare) {
                 Some(at) => Ok(Compared::Differs { at }),
                 None => inner.write(offset, data, fua).map(|()| Compared::Written),
             }

@@ -2,6 +2,7 @@
 
 mod file;
 mod null;
+mod pool;
 mod ram;
 
 pub use file::FileLun;

@@ -69,6 +69,9 @@ pub enum Verb {
     Mount(Mount),
     /// Take a claim away from a path of this machine
     Umount(Umount),
+    /// Show the copies of a claim and how they are; change how many there are, and where
+    #[command(subcommand)]
+    Volume(VolumeVerb),
     /// Show, add and look after the directories where volumes live
     #[command(subcommand)]
     Pool(PoolVerb),
@@ -239,6 +242,37 @@ pub enum PoolVerb {
         /// How much may be promised, in percent of what the directory can hold
         #[arg(long, value_name = "PERCENT", default_value_t = 100)]
         overcommit: u32,
+    },
+}
+
+/// `trellis volume`
+#[derive(Debug, Subcommand)]
+pub enum VolumeVerb {
+    /// Show a claim's copies: where they are, their sizes, and how far a repair is
+    Show {
+        /// The claim
+        claim: String,
+        /// How to print
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Change how many copies a claim has, while it is in use
+    Scale {
+        /// The claim
+        claim: String,
+        /// How many copies
+        #[arg(value_parser = clap::value_parser!(u32).range(1..=5))]
+        replicas: u32,
+        /// How many of them must have a write before it is acknowledged; a majority if not given
+        #[arg(long, value_name = "COPIES", value_parser = clap::value_parser!(u32).range(1..=5))]
+        consistency: Option<u32>,
+    },
+    /// Replace the copy on a pool by one on another pool, while the claim is in use
+    Replace {
+        /// The claim
+        claim: String,
+        /// The pool whose copy goes
+        pool: String,
     },
 }
 

@@ -33,7 +33,7 @@ pub struct ThisMachine {
     notes: PathBuf,
     pools: Mutex<HashMap<PathBuf, Arc<Pool>>>,
     /// The processes of volumes with several copies.
-    processes: Supervisor,
+    processes: Arc<Supervisor>,
     /// Replicas that are open. Opening one checks and syncs it; measuring an open one only reads.
     replicas: Mutex<HashMap<(PathBuf, String), Replica>>,
 }
@@ -48,7 +48,7 @@ impl ThisMachine {
             mounts,
             notes,
             pools: Mutex::default(),
-            processes: Supervisor::new(data.join("run")),
+            processes: Arc::new(Supervisor::new(data.join("run"))),
             replicas: Mutex::default(),
         })
     }

@@ -12,10 +12,11 @@ mod ladder;
 mod mount;
 mod patch;
 mod pool;
+mod volume;
 
 use clap::CommandFactory;
 
-use crate::cli::{Cli, PoolVerb, Verb};
+use crate::cli::{Cli, PoolVerb, Verb, VolumeVerb};
 use crate::output;
 
 /// Does what the command line says.
@@ -37,6 +38,17 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             directory,
             overcommit,
         }) => pool::add(&global, name, directory, *overcommit).await,
+        Verb::Volume(VolumeVerb::Show { claim, output }) => {
+            volume::show(&global, claim, output).await
+        }
+        Verb::Volume(VolumeVerb::Scale {
+            claim,
+            replicas,
+            consistency,
+        }) => volume::scale(&global, claim, *replicas, *consistency).await,
+        Verb::Volume(VolumeVerb::Replace { claim, pool }) => {
+            volume::replace(&global, claim, pool).await
+        }
         Verb::Check(verb) => check::run(verb),
         Verb::Doctor(verb) => doctor::run(verb),
         Verb::ServeReplica(verb) => crate::serve::run_replica(verb).await,

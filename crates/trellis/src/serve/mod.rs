@@ -23,6 +23,5 @@ mod target;
 mod watch;
 
 pub use replica::{ServeReplica, run as run_replica};
-pub use supervisor::Supervisor;
+pub use supervisor::{Supervisor, Wake};
 pub use target::{ServeTarget, run as run_target};
-pub use watch::Wake;

@@ -1,12 +1,12 @@
 //! The agent's hold on the processes of replicated volumes: they are found, started, asked and ended here.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use trellis_api::{Bytes, Hold, HoldReason};
@@ -16,7 +16,7 @@ use trellis_node::fuse::Negotiated;
 use super::message::{Answer, Request, Settings, TargetStatus, ask, send};
 use super::paths::{ProcessPaths, RunDir, copy_name};
 use super::process::{self, comes_up, last_words, living};
-use super::watch::{Wake, Watch};
+use super::watch::Watch;
 
 /// How long a process may take until it listens.
 const START_TIME_MAX: Duration = Duration::from_secs(15);
@@ -29,10 +29,16 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a process has to end by itself, and again when it is killed.
 const END_TIME_MAX: Duration = Duration::from_secs(5);
+/// A process that ends sooner after its start waits for so long before it is started again.
+const YOUNG: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_secs(1);
 const TARGET: &str = "target";
 const CHANGES: &str = "changes";
 /// The start of every iSCSI name that we give.
 const IQN_PREFIX: &str = "iqn.2026-11.dev.trellis:";
+
+/// What is told when something has happened to a volume.
+pub type Wake = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The FUSE connection of a target, kept for its successor.
 struct Kept {
@@ -40,10 +46,29 @@ struct Kept {
     negotiated: Negotiated,
 }
 
+/// What shall run.
+#[derive(Clone)]
+enum Wanted {
+    /// A copy, with the arguments of its process.
+    Copy(Vec<OsString>),
+    /// A target.
+    Target(Settings),
+}
+
+/// A process that shall run, and when it was last started.
+struct Entry {
+    wanted: Wanted,
+    started: Option<Instant>,
+}
+
 /// The processes of this node.
 pub struct Supervisor {
     run: PathBuf,
     kept: Mutex<HashMap<String, Kept>>,
+    /// What shall run, by volume and name. A process that ends and is not here any more was meant to.
+    wanted: Mutex<HashMap<(String, String), Entry>>,
+    /// Held while processes of a volume are looked at and started.
+    turns: Mutex<HashMap<String, Arc<Mutex<()>>>>,
     children: Mutex<Vec<Child>>,
     watch: OnceLock<Watch>,
 }
@@ -62,16 +87,94 @@ impl Supervisor {
         Supervisor {
             run,
             kept: Mutex::default(),
+            wanted: Mutex::default(),
+            turns: Mutex::default(),
             children: Mutex::default(),
             watch: OnceLock::new(),
         }
     }
 
-    /// From now on tells which volume to look at when something happens to its processes.
-    pub fn listen(&self, wake: Wake) -> std::io::Result<()> {
-        let watch = Watch::start(wake)?;
+    /// From now on starts again what ends, and tells which volume to look at when something happens to its
+    /// processes.
+    ///
+    /// It is started here and not in a pass over the volume: a pass may wait in the kernel for I/O that only the
+    /// target can answer.
+    pub fn listen(self: &Arc<Self>, wake: Wake) -> std::io::Result<()> {
+        let (supervisor, wake) = (Arc::downgrade(self), Arc::new(wake));
+        let watch = Watch::start(Box::new(move |volume, name, ended| {
+            let Some(supervisor) = supervisor.upgrade().filter(|_| ended && name != CHANGES) else {
+                return wake(volume);
+            };
+            let (volume, name, wake) = (volume.to_owned(), name.to_owned(), wake.clone());
+            let again = move || {
+                supervisor.revive(&volume, &name);
+                wake(&volume);
+            };
+            let thread = std::thread::Builder::new().name("revive".to_owned());
+            if let Err(error) = thread.spawn(again) {
+                tracing::warn!(%error, "no thread to start a process again; the next pass does it");
+            }
+        }))?;
         let _ = self.watch.set(watch);
         Ok(())
+    }
+
+    /// Starts a process again that has ended, unless it was meant to. One that has just been started is given a
+    /// pause first.
+    fn revive(&self, volume: &str, name: &str) {
+        let key = (volume.to_owned(), name.to_owned());
+        let found = {
+            let wanted = lock(&self.wanted);
+            wanted.get(&key).map(|entry| entry.started)
+        };
+        let Some(started) = found else { return };
+        if started.is_some_and(|at| at.elapsed() < YOUNG) {
+            std::thread::sleep(PAUSE);
+        }
+        if let Err(hold) = self.ensure(volume, name) {
+            tracing::warn!(volume, name, "{}", hold.message);
+        }
+    }
+
+    /// Has a wanted process run.
+    fn ensure(&self, volume: &str, name: &str) -> Result<(), Hold> {
+        let turn = lock(&self.turns)
+            .entry(volume.to_owned())
+            .or_default()
+            .clone();
+        let _turn = lock(&turn);
+        let key = (volume.to_owned(), name.to_owned());
+        let wanted = lock(&self.wanted)
+            .get(&key)
+            .map(|entry| entry.wanted.clone());
+        let Some(wanted) = wanted else { return Ok(()) };
+        let run = self.run_dir(volume)?;
+        let paths = run.process(name);
+        if self.is_living(volume, name, &paths)? {
+            return Ok(());
+        }
+        if let Some(entry) = lock(&self.wanted).get_mut(&key) {
+            entry.started = Some(Instant::now());
+        }
+        match wanted {
+            Wanted::Copy(arguments) => {
+                let arguments: Vec<&OsStr> = arguments.iter().map(OsString::as_os_str).collect();
+                self.start(volume, name, &paths, &arguments)
+            }
+            Wanted::Target(settings) => self.start_target(&run, &paths, &settings),
+        }
+    }
+
+    fn want(&self, volume: &str, name: &str, wanted: Wanted) {
+        let key = (volume.to_owned(), name.to_owned());
+        let mut all = lock(&self.wanted);
+        let started = all.get(&key).and_then(|entry| entry.started);
+        all.insert(key, Entry { wanted, started });
+    }
+
+    fn dismiss(&self, volume: &str, name: &str) {
+        let key = (volume.to_owned(), name.to_owned());
+        lock(&self.wanted).remove(&key);
     }
 
     /// The volume's file.
@@ -85,9 +188,6 @@ impl Supervisor {
         let name = copy_name(volume, &place.name);
         let paths = run.process(name);
         let address = format!("unix:{}", paths.socket.display());
-        if self.is_living(volume, name, &paths)? {
-            return Ok(address);
-        }
         let directory = place.pool.join("replicas").join(&place.name);
         let mut arguments: Vec<&OsStr> = vec![
             OsStr::new("serve-replica"),
@@ -108,7 +208,9 @@ impl Supervisor {
         if place.thick {
             arguments.push(OsStr::new("--thick"));
         }
-        self.start(volume, name, &paths, &arguments)
+        let arguments = arguments.into_iter().map(OsStr::to_owned).collect();
+        self.want(volume, name, Wanted::Copy(arguments));
+        self.ensure(volume, name)
             .map_err(|hold| Hold::new(HoldReason::ReplicaUnavailable, hold.message))?;
         Ok(address)
     }
@@ -116,7 +218,9 @@ impl Supervisor {
     /// Ends the process of a copy.
     pub fn retire_copy(&self, place: &ReplicaPlace, volume: &str) -> Result<(), Hold> {
         let run = RunDir::of(&self.run, volume);
-        let paths = run.process(copy_name(volume, &place.name));
+        let name = copy_name(volume, &place.name);
+        let paths = run.process(name);
+        self.dismiss(volume, name);
         self.end(&paths)?;
         for file in [&paths.socket, &paths.lock, &paths.log] {
             let _ = std::fs::remove_file(file);
@@ -137,15 +241,10 @@ impl Supervisor {
             addresses: place.addresses.clone(),
             iqn: format!("{IQN_PREFIX}{}", place.volume),
         };
-        if self.is_living(&place.volume, TARGET, &paths)? {
-            self.wish(
-                &paths,
-                &Request::Configure(settings.clone()),
-                ANSWER_TIME_MAX,
-            )?;
-        } else {
-            self.start_target(&run, &paths, &settings)?;
-        }
+        self.want(&place.volume, TARGET, Wanted::Target(settings.clone()));
+        self.ensure(&place.volume, TARGET)?;
+        let configure = Request::Configure(settings.clone());
+        self.wish(&paths, &configure, ANSWER_TIME_MAX)?;
         let status = self.ready(&paths)?;
         self.follow(&place.volume, &paths);
         if status.file && !lock(&self.kept).contains_key(&place.volume) {
@@ -164,11 +263,13 @@ impl Supervisor {
     pub fn retire_target(&self, volume: &str) -> Result<(), Hold> {
         let run = RunDir::of(&self.run, volume);
         let paths = run.process(TARGET);
+        self.dismiss(volume, TARGET);
         if self.is_living(volume, TARGET, &paths)? {
             self.wish(&paths, &Request::Stop, END_TIME_MAX)?;
             self.end(&paths)?;
         }
         lock(&self.kept).remove(volume);
+        lock(&self.turns).remove(volume);
         let place = run.file();
         if place.exists() {
             trellis_node::fuse::dismantle(&place).map_err(|error| down(error.to_string()))?;

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// What is told when something has happened to a volume.
-pub type Wake = Box<dyn Fn(&str) + Send + Sync>;
+/// What is told when something has happened: the volume, the name of what was watched, and whether it is over.
+pub type Tell = Box<dyn Fn(&str, &str, bool) + Send + Sync>;
 
 /// What is watched, and the thread that does.
 pub struct Watch {
@@ -20,7 +20,7 @@ struct Shared {
     watched: Mutex<BTreeMap<(String, String), Source>>,
     /// Rung when there is something more to watch.
     bell: OwnedFd,
-    wake: Wake,
+    tell: Tell,
 }
 
 enum Source {
@@ -56,11 +56,11 @@ impl Source {
 
 impl Watch {
     /// Starts the thread.
-    pub fn start(wake: Wake) -> std::io::Result<Watch> {
+    pub fn start(tell: Tell) -> std::io::Result<Watch> {
         let shared = Arc::new(Shared {
             watched: Mutex::default(),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            wake,
+            tell,
         });
         let watching = shared.clone();
         std::thread::Builder::new()
@@ -101,14 +101,14 @@ impl Shared {
 
     fn run(&self) {
         loop {
-            for volume in self.round() {
-                (self.wake)(&volume);
+            for ((volume, name), ended) in self.round() {
+                (self.tell)(&volume, &name, ended);
             }
         }
     }
 
-    /// Sleeps until something happens, and answers to which volumes.
-    fn round(&self) -> Vec<String> {
+    /// Sleeps until something happens, and answers to what, and whether it is over.
+    fn round(&self) -> Vec<((String, String), bool)> {
         // Duplicates, so that others can add while this sleeps.
         let sources: Vec<((String, String), OwnedFd)> = self
             .watched()
@@ -129,19 +129,18 @@ impl Shared {
         let happened: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.bell, &mut count);
-        let mut volumes = Vec::new();
+        let mut told = Vec::new();
         let mut watched = self.watched();
-        for ((key, _), _) in sources
-            .iter()
-            .zip(happened)
-            .filter(|(_, happened)| *happened)
-        {
-            if watched.get(key).is_some_and(|source| !source.take()) {
-                watched.remove(key);
+        for ((key, _), happened) in sources.into_iter().zip(happened) {
+            if !happened {
+                continue;
             }
-            volumes.push(key.0.clone());
+            let ended = watched.get(&key).is_some_and(|source| !source.take());
+            if ended {
+                watched.remove(&key);
+            }
+            told.push((key, ended));
         }
-        volumes.dedup();
-        volumes
+        told
     }
 }

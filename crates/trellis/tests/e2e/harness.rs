@@ -296,7 +296,32 @@ impl Drop for Service {
             }
         }
         sweep(self.dir.path());
+        kill_processes(&self.data().join("run"));
+        sweep(self.dir.path());
     }
+}
+
+/// Kills what serves volumes: these processes outlive the service, as they should.
+fn kill_processes(run: &Path) {
+    let volumes = std::fs::read_dir(run).into_iter().flatten().flatten();
+    let files = volumes.flat_map(|volume| std::fs::read_dir(volume.path()).into_iter().flatten());
+    for file in files.flatten() {
+        let path = file.path();
+        if path.extension().is_none_or(|kind| kind != "lock") {
+            continue;
+        }
+        let pid = std::fs::read_to_string(&path).unwrap_or_default();
+        if let Some(pid) = pid
+            .trim()
+            .parse()
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+        {
+            // A frozen one goes as well.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+    std::thread::sleep(Duration::from_millis(100));
 }
 
 /// Unmounts and detaches whatever is left below `dir`.

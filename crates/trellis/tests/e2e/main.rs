@@ -11,4 +11,5 @@ mod kubectl;
 mod lifecycle;
 mod manager;
 mod metrics;
+mod replicated;
 mod room;

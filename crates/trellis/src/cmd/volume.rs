@@ -1,0 +1,244 @@
+//! `trellis volume`: the copies of a claim, how they are, and how many there shall be.
+
+use anyhow::bail;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde::Serialize;
+use serde_json::json;
+use trellis_api::Bytes;
+use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaSeen, ReplicaState, Volume};
+use trellis_control::view::View;
+
+use super::changes;
+use crate::claim_view::load;
+use crate::cli::{Global, Output};
+use crate::connect::connect;
+use crate::exit::{Ended, from_service};
+use crate::output::{self, Table, Tone, UNKNOWN, human, precise_or_unknown};
+
+/// Shows a claim's volume and its copies.
+pub async fn show(global: &Global, claim: &str, how: &Output) -> anyhow::Result<()> {
+    let service = connect(global).await?;
+    changes::show(&service.client, how, || async {
+        let view = load(&service, claim).await?;
+        let Some(shown) = Shown::of(&view) else {
+            return Err(Ended::NotFound(format!("claim {claim:?} has no volume yet")).into());
+        };
+        output::text(how.output, &shown, |_| shown.render(output::colours()))
+    })
+    .await
+}
+
+/// Asks for another number of copies.
+pub async fn scale(
+    global: &Global,
+    claim: &str,
+    replicas: u32,
+    consistency: Option<u32>,
+) -> anyhow::Result<()> {
+    let service = connect(global).await?;
+    let view = load(&service, claim).await?;
+    let volume = volume_of(&view, claim)?;
+    if !volume.spec.replicated {
+        bail!(
+            "claim {claim:?} has a single copy that is used where it lies; only a claim of a class with several \
+             replicas can have more or fewer"
+        );
+    }
+    let consistency = consistency.unwrap_or(replicas / 2 + 1);
+    if consistency > replicas {
+        bail!("{consistency} copies cannot have a write if there are {replicas}");
+    }
+    let volumes = Api::<Volume>::all(service.client.clone());
+    let body = json!({ "spec": { "replicas": replicas, "consistencyFactor": consistency } });
+    volumes
+        .patch(
+            &volume.name_any(),
+            &PatchParams::default(),
+            &Patch::Merge(body),
+        )
+        .await
+        .map_err(|error| from_service(error, claim))?;
+    println!(
+        "claim {claim:?} shall have {replicas} copies, of which {consistency} must have a write; see `trellis volume \
+         show {claim} --watch`"
+    );
+    Ok(())
+}
+
+/// Replaces the copy on one pool by a copy on another.
+pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result<()> {
+    let service = connect(global).await?;
+    let view = load(&service, claim).await?;
+    if !volume_of(&view, claim)?.spec.replicated {
+        bail!(
+            "claim {claim:?} has a single copy, which cannot be replaced while it is the only one"
+        );
+    }
+    let found = view.replicas.iter().find(|each| each.spec.pool == pool);
+    let Some(replica) = found else {
+        return Err(
+            Ended::NotFound(format!("claim {claim:?} has no copy on pool {pool:?}")).into(),
+        );
+    };
+    let replicas = Api::<Replica>::all(service.client.clone());
+    replicas
+        .delete(&replica.name_any(), &DeleteParams::default())
+        .await
+        .map_err(|error| from_service(error, claim))?;
+    println!(
+        "the copy of claim {claim:?} on pool {pool:?} goes when another one holds everything; see `trellis volume \
+         show {claim} --watch`"
+    );
+    Ok(())
+}
+
+fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
+    let found = view.volume.as_deref();
+    found.ok_or_else(|| Ended::NotFound(format!("claim {claim:?} has no volume yet")).into())
+}
+
+/// A volume, as programs read it; sizes are exact.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown {
+    volume: String,
+    requested: Bytes,
+    capacity: Option<Bytes>,
+    replicas: u32,
+    consistency_factor: u32,
+    iqn: Option<String>,
+    portal: Option<String>,
+    /// `Available`, `RedundancyMet` and `SizeConverged` of several copies, in this order.
+    conditions: Vec<(String, bool)>,
+    copies: Vec<Copy>,
+}
+
+/// One copy.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Copy {
+    name: String,
+    pool: String,
+    node: String,
+    size: Option<Bytes>,
+    state: &'static str,
+    repair_left: Bytes,
+    repair_total: Bytes,
+    reason: Option<String>,
+}
+
+impl Shown {
+    fn of(view: &View) -> Option<Shown> {
+        let volume = view.volume.as_deref()?;
+        let status = view
+            .target
+            .as_ref()
+            .and_then(|target| target.status.clone());
+        let status = status.unwrap_or_default();
+        let said = |kind: &str| {
+            let found = status.conditions.iter().find(|each| each.type_ == kind)?;
+            Some((kind.to_owned(), found.status == "True"))
+        };
+        Some(Shown {
+            volume: volume.name_any(),
+            requested: volume.spec.capacity,
+            capacity: status.capacity,
+            replicas: volume.spec.replicas,
+            consistency_factor: volume.spec.consistency_factor,
+            conditions: ["Available", "RedundancyMet", "SizeConverged"]
+                .into_iter()
+                .filter_map(said)
+                .collect(),
+            copies: view
+                .replicas
+                .iter()
+                .map(|each| Copy::of(each, &status.replicas))
+                .collect(),
+            iqn: status.iqn,
+            portal: status.portal,
+        })
+    }
+
+    fn render(&self, colours: bool) -> String {
+        let mut text = format!(
+            "volume {} asks for {} and has {}; {} of {} copies must have a write\n",
+            self.volume,
+            self.requested,
+            precise_or_unknown(self.capacity),
+            self.consistency_factor,
+            self.replicas
+        );
+        if let (Some(iqn), Some(portal)) = (&self.iqn, &self.portal) {
+            text.push_str(&format!("iscsi {iqn} at {portal}\n"));
+        }
+        if !self.conditions.is_empty() {
+            let word = |(kind, is_true): &(String, bool)| {
+                format!("{kind} {}", if *is_true { "yes" } else { "NO" })
+            };
+            let words: Vec<String> = self.conditions.iter().map(word).collect();
+            text.push_str(&words.join(", "));
+            text.push('\n');
+        }
+        let mut table = Table::toned(
+            &["POOL", "NODE", "SIZE", "STATE", "TO REPAIR", "REASON"],
+            "STATE",
+        );
+        for copy in &self.copies {
+            let repair = if copy.repair_left == Bytes::ZERO {
+                UNKNOWN.to_owned()
+            } else {
+                format!(
+                    "{} of {}",
+                    human(copy.repair_left),
+                    human(copy.repair_total)
+                )
+            };
+            let tone = match copy.state {
+                "InSync" | "Ready" => Tone::Good,
+                "Repairing" | "Arriving" | "Pending" | "Leaving" => Tone::Moving,
+                _ => Tone::Bad,
+            };
+            let cells = vec![
+                copy.pool.clone(),
+                copy.node.clone(),
+                precise_or_unknown(copy.size),
+                copy.state.to_owned(),
+                repair,
+                copy.reason.clone().unwrap_or_else(|| UNKNOWN.to_owned()),
+            ];
+            table.row(cells, Some(tone));
+        }
+        text.push_str(&table.render(colours));
+        text
+    }
+}
+
+impl Copy {
+    fn of(replica: &Replica, seen: &[ReplicaSeen]) -> Copy {
+        let id = replica.uid().unwrap_or_default();
+        let seen = seen.iter().find(|each| each.id == id);
+        let status = replica.status.clone().unwrap_or_default();
+        let leaves = replica.metadata.deletion_timestamp.is_some();
+        let state = match (seen.map(|seen| seen.state), status.phase) {
+            _ if leaves => "Leaving",
+            (Some(ReplicaState::InSync), _) => "InSync",
+            (Some(ReplicaState::Repairing), _) => "Repairing",
+            (Some(ReplicaState::Arriving), _) => "Arriving",
+            (Some(ReplicaState::Away), _) => "Away",
+            (None, ReplicaPhase::Ready) => "Ready",
+            (None, ReplicaPhase::Pending) => "Pending",
+            (None, ReplicaPhase::Failed) => "Failed",
+        };
+        Copy {
+            name: replica.name_any(),
+            pool: replica.spec.pool.clone(),
+            node: replica.spec.node.clone(),
+            size: status.capacity,
+            state,
+            repair_left: seen.map(|seen| seen.repair_left).unwrap_or_default(),
+            repair_total: seen.map(|seen| seen.repair_total).unwrap_or_default(),
+            reason: status.hold.map(|hold| hold.reason.code().to_owned()),
+        }
+    }
+}

@@ -39,6 +39,16 @@ steps! {
     ReplicaSuperblocksMade = "replica-superblocks-made",
     /// Provisioning: the directory has its final name, durably.
     ReplicaPublished = "replica-published",
+    /// Several copies: the process of a copy runs.
+    CopyServed = "copy-served",
+    /// Several copies: the target runs, and its file is there.
+    TargetServed = "target-served",
+    /// Several copies: the target serves the new size.
+    TargetRaised = "target-raised",
+    /// Several copies: the target and its file are gone.
+    TargetRetired = "target-retired",
+    /// Several copies: the process of a copy is gone.
+    CopyRetired = "copy-retired",
     /// Provisioning: the replica's and the target's measured sizes are stored.
     ReplicaReported = "replica-reported",
     /// Provisioning: the persistent volume is stored.
@@ -96,6 +106,18 @@ impl Step {
         matches!(
             self,
             Step::IdleAttached | Step::IdleMounted | Step::IdleRaised | Step::IdleReleased
+        )
+    }
+
+    /// Whether the step belongs to volumes of several copies. A single copy never gets there.
+    pub const fn is_of_several_copies(self) -> bool {
+        matches!(
+            self,
+            Step::CopyServed
+                | Step::TargetServed
+                | Step::TargetRaised
+                | Step::TargetRetired
+                | Step::CopyRetired
         )
     }
 

@@ -8,7 +8,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use trellis_api::step::{self, Step};
 
 /// `STEP` or `STEP:N`: die when the step is reached for the first or the N-th time.
-const VARIABLE: &str = "TRELLIS_CRASH_AT";
+pub const VARIABLE: &str = "TRELLIS_CRASH_AT";
 
 static FATAL: OnceLock<Step> = OnceLock::new();
 static LEFT: AtomicU32 = AtomicU32::new(0);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use trellis_api::kinds::{Content, FilesystemKind};
+use trellis_api::step::{self, Step};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::agent::machine::{
     CopyFound, Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage,
@@ -336,6 +337,7 @@ impl Machine for ThisMachine {
 
     fn serve_copy(&self, place: &ReplicaPlace) -> Result<CopyFound, Hold> {
         let address = self.processes.serve_copy(place, &place.volume)?;
+        step::reached(Step::CopyServed);
         let found = found(&self.replica(place)?)?;
         Ok(CopyFound {
             size: found.size,
@@ -345,19 +347,27 @@ impl Machine for ThisMachine {
     }
 
     fn retire_copy(&self, place: &ReplicaPlace) -> Result<(), Hold> {
-        self.processes.retire_copy(place, &place.volume)
+        self.processes.retire_copy(place, &place.volume)?;
+        step::reached(Step::CopyRetired);
+        Ok(())
     }
 
     fn serve_target(&self, target: &TargetPlace) -> Result<TargetFound, Hold> {
-        self.processes.serve_target(target)
+        let found = self.processes.serve_target(target)?;
+        step::reached(Step::TargetServed);
+        Ok(found)
     }
 
     fn raise_target(&self, target: &TargetPlace, to: Bytes) -> Result<(), Hold> {
-        self.processes.raise_target(&target.volume, to)
+        self.processes.raise_target(&target.volume, to)?;
+        step::reached(Step::TargetRaised);
+        Ok(())
     }
 
     fn retire_target(&self, volume: &str) -> Result<(), Hold> {
-        self.processes.retire_target(volume)
+        self.processes.retire_target(volume)?;
+        step::reached(Step::TargetRetired);
+        Ok(())
     }
 
     fn target_backing(&self, volume: &str) -> PathBuf {

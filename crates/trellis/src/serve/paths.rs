@@ -47,6 +47,11 @@ impl RunDir {
         self.0.join("port")
     }
 
+    /// What an initiator must know to use the volume by iSCSI; its user is the volume's name.
+    pub fn secret(&self) -> PathBuf {
+        self.0.join("secret")
+    }
+
     /// The process with that name: `target`, or the number of a copy.
     pub fn process(&self, name: &str) -> ProcessPaths {
         let path = |kind: &str| self.0.join(format!("{name}.{kind}"));

@@ -83,6 +83,8 @@ pub fn start(paths: &ProcessPaths, arguments: &[&std::ffi::OsStr]) -> std::io::R
     Command::new("/proc/self/exe")
         .arg0("trellis")
         .args(arguments)
+        // Who is armed to die at a step is the service, and it alone.
+        .env_remove(crate::crash::VARIABLE)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)

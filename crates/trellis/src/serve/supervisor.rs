@@ -275,7 +275,7 @@ impl Supervisor {
             trellis_node::fuse::dismantle(&place).map_err(|error| down(error.to_string()))?;
             let _ = std::fs::remove_dir(&place);
         }
-        let others = [run.target_settings(), run.port()];
+        let others = [run.target_settings(), run.port(), run.secret()];
         for file in others
             .iter()
             .chain([&paths.socket, &paths.lock, &paths.log])

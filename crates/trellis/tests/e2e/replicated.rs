@@ -349,3 +349,66 @@ fn copies_without_pools_are_held() {
     add_pool(&service, "c");
     service.wait_bound("data");
 }
+
+/// Runs one of QEMU's programs.
+fn qemu(program: &str, arguments: &[&str]) -> std::process::Output {
+    let output = std::process::Command::new(program).args(arguments).output();
+    output.expect("QEMU is installed by `make setup`")
+}
+
+// Fails if an initiator cannot use the volume that pods use, gets in without its secret, or does not see that it grew.
+#[test]
+fn qemu_uses_the_copies_by_iscsi() {
+    let service = service();
+    let block = claim("data", "three", "512Mi").replace("spec:\n", "spec:\n  volumeMode: Block\n");
+    service.apply(&block);
+    service.wait_bound("data");
+    let status = target(&service)["status"].clone();
+    let (iqn, portal) = (
+        status["iqn"].as_str().unwrap(),
+        status["portal"].as_str().unwrap(),
+    );
+    let volume = run_dir(&service);
+    let secret = std::fs::read_to_string(volume.join("secret")).unwrap();
+    let user = volume.file_name().unwrap().to_str().unwrap();
+    let url = format!("iscsi://{user}%{secret}@{portal}/{iqn}/0");
+    let write = [
+        "-f",
+        "raw",
+        "-c",
+        "write -P 0x5a 4M 1M",
+        "-c",
+        "flush",
+        &url,
+    ];
+    let output = qemu("qemu-io", &write);
+    assert!(output.status.success(), "{output:?}");
+
+    let size = |url: &str| {
+        let output = qemu("qemu-img", &["info", "--output=json", "-f", "raw", url]);
+        let info: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        info["virtual-size"].as_u64().map(|bytes| bytes >> 20)
+    };
+    assert_eq!(size(&url), Some(512));
+    service.trellis(&["grow", "data", "640Mi", "--wait"]);
+    assert_eq!(size(&url), Some(640));
+    let read = [
+        "-f",
+        "raw",
+        "-c",
+        "read -P 0x5a 4M 1M",
+        "-c",
+        "read -P 0 600M 1M",
+        &url,
+    ];
+    let output = qemu("qemu-io", &read);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && !said.contains("failed"),
+        "{output:?}"
+    );
+
+    let stranger = url.replace(&secret, "000000000000000000000000");
+    assert_eq!(size(&stranger), None, "nobody gets in without the secret");
+    assert_equal_copies(&service);
+}

@@ -1,22 +1,24 @@
 //! A replicated volume as a logical unit.
 
-use bytes::Bytes;
-use trellis_engine::drive::{self, Volume, VolumeError};
+use trellis_engine::drive::{self, VolumeError};
 use trellis_iscsi::lun::{Answer, Chunks, Compared, Extent, Identity, Lun, LunError, LunResult};
 use uuid::Uuid;
 
-/// Blocks of the engine. Initiators see the same, so that no write has to be widened.
-const BLOCK_BYTES: u32 = 4096;
+use super::bytewise::Bytewise;
+
+/// What every initiator can use. They are told that 4 KiB are written as a whole, and align to that; what they do not
+/// align is widened. (QEMU 7.2 fails an assertion of its own on units with blocks of 4 KiB.)
+const BLOCK_BYTES: u32 = 512;
 
 /// A volume that initiators can use.
 pub struct VolumeLun {
-    volume: Volume,
+    volume: Bytewise,
     id: Uuid,
 }
 
 impl VolumeLun {
     /// The volume with that identity.
-    pub fn new(volume: Volume, id: Uuid) -> VolumeLun {
+    pub fn new(volume: Bytewise, id: Uuid) -> VolumeLun {
         VolumeLun { volume, id }
     }
 }
@@ -31,7 +33,7 @@ fn told(error: VolumeError) -> LunError {
 }
 
 impl VolumeLun {
-    fn later<T, F>(&self, ask: impl FnOnce(Volume) -> F) -> Answer<T>
+    fn later<T, F>(&self, ask: impl FnOnce(Bytewise) -> F) -> Answer<T>
     where
         F: Future<Output = Result<T, VolumeError>> + Send + 'static,
     {
@@ -69,7 +71,7 @@ impl Lun for VolumeLun {
     }
 
     fn write(&self, offset: u64, data: Chunks, fua: bool) -> Answer<()> {
-        self.later(|volume| async move { volume.write(offset, owned(data), fua).await })
+        self.later(|volume| async move { volume.write(offset, &data, fua).await })
     }
 
     fn zero(&self, offset: u64, len: u64, _deallocate: bool) -> Answer<()> {
@@ -88,8 +90,9 @@ impl Lun for VolumeLun {
         fua: bool,
     ) -> Answer<Compared> {
         self.later(|volume| async move {
-            let data = owned(data);
-            let compared = volume.compare_and_write(offset, compare, data, fua).await?;
+            let compared = volume
+                .compare_and_write(offset, compare, &data, fua)
+                .await?;
             Ok(match compared {
                 drive::Compared::Written => Compared::Written,
                 drive::Compared::Differs { at } => Compared::Differs { at },
@@ -102,12 +105,4 @@ impl Lun for VolumeLun {
         let whole: LunResult<Vec<Extent>> = Ok(vec![Extent { len, mapped: true }]);
         Answer::Now(whole)
     }
-}
-
-/// A write is kept in the log of the coordinator for copies that are behind. A small piece must not keep the large
-/// buffer that it was received into for as long.
-fn owned(data: Chunks) -> Vec<Bytes> {
-    data.iter()
-        .map(|piece| Bytes::copy_from_slice(piece))
-        .collect()
 }

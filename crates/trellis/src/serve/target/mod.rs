@@ -1,12 +1,15 @@
 //! The process of a target: one volume of several copies, as a FUSE file and by iSCSI.
 
+mod bytewise;
 mod control;
 mod file;
 mod lun;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,10 +24,12 @@ use trellis_api::{Bytes, HoldReason};
 use trellis_engine::coordinator::{self, GrowthHeld, Status};
 use trellis_engine::drive::{Address, Ended, Volume, VolumeError, VolumeSettings};
 use trellis_engine::proto::{Config, Geometry, ReplicaId};
+use trellis_iscsi::login::Chap;
 use trellis_iscsi::{Access, Server, ServerConfig};
 use trellis_node::fuse::{self, Negotiated};
 use uuid::Uuid;
 
+use self::bytewise::Bytewise;
 use self::file::VolumeFile;
 use self::lun::VolumeLun;
 use super::message::{Answer, Settings, TargetStatus};
@@ -37,6 +42,8 @@ const RESUME_WAITS: Duration = Duration::from_secs(10);
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
 /// How often changes of the status are told at most.
 const TELL_EVERY: Duration = Duration::from_millis(100);
+/// How long the secret of a volume is: 96 bits, which every initiator takes.
+const SECRET_CHARS: usize = 24;
 /// How long sessions have to log out.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -54,6 +61,7 @@ pub struct ServeTarget {
 /// A volume that is being served.
 pub struct Target {
     volume: Volume,
+    bytes: Bytewise,
     settings: Mutex<Settings>,
     run: RunDir,
     runtime: Handle,
@@ -87,6 +95,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
     let volume = Volume::start(VolumeSettings::new(id, config, addresses));
     let (end, mut ends) = watch::channel(false);
     let target = Arc::new(Target {
+        bytes: Bytewise::new(volume.clone()),
         volume: volume.clone(),
         settings: Mutex::new(settings),
         run,
@@ -192,7 +201,7 @@ impl Target {
     }
 
     fn backing(&self) -> Arc<VolumeFile> {
-        Arc::new(VolumeFile::new(self.volume.clone(), self.runtime.clone()))
+        Arc::new(VolumeFile::new(self.bytes.clone(), self.runtime.clone()))
     }
 
     /// What the agent has kept of a predecessor, which is on its way.
@@ -267,11 +276,32 @@ impl Target {
         };
         let address = server.local_addr();
         std::fs::write(&memory, address.port().to_string())?;
-        let target = trellis_iscsi::Target::new(&settings.iqn, Access::default())?;
-        target.add_unit(0, Arc::new(VolumeLun::new(self.volume.clone(), id)))?;
+        let access = Access {
+            chap: Some(Chap::one_way(&settings.volume, &self.secret()?)?),
+            ..Access::default()
+        };
+        let target = trellis_iscsi::Target::new(&settings.iqn, access)?;
+        target.add_unit(0, Arc::new(VolumeLun::new(self.bytes.clone(), id)))?;
         server.portal().add_target(target)?;
         *self.portal.lock().unwrap_or_else(PoisonError::into_inner) = Some(address);
         Ok(server)
+    }
+
+    /// What initiators must know: any user of this machine can reach the port, and only root can read the file.
+    fn secret(&self) -> anyhow::Result<String> {
+        let path = self.run.secret();
+        match std::fs::read_to_string(&path) {
+            Ok(text) => return Ok(text.trim().to_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).context("the iSCSI secret cannot be read"),
+        }
+        let random = Uuid::new_v4().simple().to_string();
+        let secret = random.get(..SECRET_CHARS).unwrap_or(&random).to_owned();
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600).open(&path);
+        file.and_then(|mut file| file.write_all(secret.as_bytes()))
+            .context("the iSCSI secret cannot be written")?;
+        Ok(secret)
     }
 
     fn settings(&self) -> Settings {

@@ -1,4 +1,4 @@
-//! `sim --seed N` replays one history; `sim --minutes M` runs fresh ones; `sim --seeds A..B` a range.
+//! `sim --seed N` replays one history; `sim --minutes M` runs fresh ones; `sim --from A --count N` a range.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,9 +18,9 @@ struct Arguments {
     /// Run so many histories, from the first seed on.
     #[arg(long)]
     count: Option<u64>,
-    /// The first seed of `--count`.
-    #[arg(long, default_value_t = 0)]
-    from: u64,
+    /// The first seed. By default 0, and for `--minutes` one that depends on the time.
+    #[arg(long)]
+    from: Option<u64>,
     /// Print what happens.
     #[arg(long)]
     trace: bool,
@@ -68,14 +68,16 @@ fn main() -> ExitCode {
         (None, Some(minutes)) => {
             let end = Instant::now() + Duration::from_secs(minutes * 60);
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            let mut seed = now.map_or(0, |since| since.as_secs()) << 20;
+            let fresh = now.map_or(0, |since| since.as_secs()) << 20;
+            let mut seed = arguments.from.unwrap_or(fresh);
             while Instant::now() < end {
                 total.run(seed, arguments.trace);
                 seed += 1;
             }
         }
         (None, None) => {
-            for seed in arguments.from..arguments.from + arguments.count.unwrap_or(100) {
+            let from = arguments.from.unwrap_or(0);
+            for seed in from..from + arguments.count.unwrap_or(100) {
                 total.run(seed, arguments.trace);
             }
         }

@@ -1,7 +1,8 @@
-//! Chores of the workspace: benchmarks, and the tests' guest by hand.
+//! Chores of the workspace: benchmarks, soaks, and the tests' guest by hand.
 
 mod bench;
 mod guest;
+mod soak;
 
 use clap::{Parser, Subcommand};
 
@@ -19,11 +20,14 @@ enum Chore {
     Bench(bench::Bench),
     /// A shell in the guest that the tests use, or scenarios in it
     Guest(guest::Guest),
+    /// Run the simulator of the replicated engine on fresh histories
+    Soak(soak::Soak),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
         Chore::Bench(bench) => bench::run(bench),
         Chore::Guest(guest) => guest::run(guest),
+        Chore::Soak(soak) => soak::run(&soak),
     }
 }

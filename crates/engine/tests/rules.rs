@@ -1,0 +1,329 @@
+//! Rules of the two state machines that a random history seldom meets, one at a time.
+#![allow(clippy::unwrap_used)]
+
+#[path = "common/puppet.rs"]
+mod puppet;
+
+use bytes::Bytes;
+use puppet::{PROMISE, Stage, VOLUME, is_flush, replica};
+use trellis_engine::coordinator::{Effect, Event, IoError, IoOp};
+use trellis_engine::member::{self, DiskOp, DiskResult, Member};
+use trellis_engine::proto::{
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, Geometry, JoinTerms, Key, Meta,
+    Promise, Request, View,
+};
+
+const MIB: u64 = 1 << 20;
+
+const READ: IoOp = IoOp::Read {
+    offset: 0,
+    length: 4096,
+};
+
+/// The tag of the only read that a replica was asked for, if it was.
+fn tag_of(requests: &[Request]) -> Option<u64> {
+    match requests {
+        [Request::Read { tag, .. }] => Some(*tag),
+        [] => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn page(byte: u8) -> Content {
+    Content::Data(Bytes::from(vec![byte; 4096]))
+}
+
+#[test]
+fn a_read_that_is_late_is_asked_of_another_holder_and_the_first_answer_counts() {
+    // Fails if a replica that hangs costs a read more than the moment after which another is asked.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    stage.io(1, READ);
+    let asked: Vec<_> = (0..3).map(|number| tag_of(&stage.take(number))).collect();
+    let slow = (0..3).find(|number| asked[usize::try_from(*number).unwrap()].is_some());
+    let slow = slow.unwrap();
+    stage.wait(49);
+    assert!((0..3).all(|number| stage.take(number).is_empty()));
+    stage.wait(2);
+    let (second, tag) = (0..3)
+        .find_map(|number| Some((number, tag_of(&stage.take(number))?)))
+        .expect("nobody else was asked");
+    assert_ne!(second, slow);
+    // The next read does not go to the one that hangs.
+    stage.io(2, READ);
+    assert!(stage.take(slow).is_empty());
+    let result = Ok(page(7));
+    stage.answer(second, Answer::Read { tag, result });
+    assert_eq!(stage.replies[&1], Ok(vec![page(7)]));
+    // The late answer changes nothing.
+    let tag = asked[usize::try_from(slow).unwrap()].unwrap();
+    let result = Ok(page(7));
+    stage.answer(slow, Answer::Read { tag, result });
+    assert!(!stage.replies.contains_key(&2));
+}
+
+#[test]
+fn a_late_read_is_not_asked_again_while_a_write_of_its_bytes_is_not_acknowledged() {
+    // Fails if a client can see what may yet vanish.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    stage.io(1, READ);
+    for number in 0..3 {
+        stage.take(number);
+    }
+    stage.write(2, 0);
+    stage.wait(100);
+    for number in 0..3 {
+        let reads = |request: &Request| matches!(request, Request::Read { .. });
+        assert!(!stage.take(number).iter().any(reads));
+    }
+}
+
+#[test]
+fn flushes_that_come_together_share_one_entry() {
+    // Fails if every client that flushes costs every replica a sync.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    stage.write(1, 0);
+    for id in 2..10 {
+        stage.io(id, IoOp::Flush);
+    }
+    let entries = stage.entries(0);
+    assert_eq!(entries.iter().filter(|entry| is_flush(entry)).count(), 1);
+    let seq = entries.last().unwrap().key.seq;
+    stage.entries(1);
+    for number in 0..2 {
+        stage.answer(number, Answer::Done { seq });
+        stage.answer(number, Answer::Flushed { seq });
+    }
+    assert!((1..10).all(|id| stage.replies[&id].is_ok()));
+}
+
+#[test]
+fn a_flush_waits_for_what_was_written_before_it_and_for_nothing_else() {
+    // Fails if a flush is answered before CF replicas are durable, or waits for the last of them.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    stage.write(1, 0);
+    stage.io(2, IoOp::Flush);
+    let seq = stage.entries(0).last().unwrap().key.seq;
+    stage.entries(1);
+    stage.answer(0, Answer::Done { seq });
+    stage.answer(0, Answer::Flushed { seq });
+    stage.answer(1, Answer::Done { seq });
+    assert!(stage.replies.contains_key(&1) && !stage.replies.contains_key(&2));
+    stage.write(3, 300);
+    stage.answer(1, Answer::Flushed { seq });
+    assert!(stage.replies.contains_key(&2));
+}
+
+#[test]
+fn a_replica_that_does_not_answer_holds_up_neither_writes_nor_the_log() {
+    // Fails if a full window of one replica stops the others, or the log grows without end.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    for id in 1..10_000 {
+        stage.write(id, id % 1024);
+        stage.apply_all(0);
+        stage.apply_all(1);
+        assert!(stage.replies.contains_key(&id), "write {id} waits");
+    }
+    let gone =
+        |effect: &Effect| matches!(effect, Effect::Close { replica: of, .. } if *of == replica(2));
+    assert!(stage.others.iter().any(gone), "it was never given up");
+}
+
+#[test]
+fn a_refusal_for_another_coordinator_of_the_same_generation_is_an_end() {
+    // Fails if two that chose the same number try for ever.
+    for owner in [PROMISE.owner - 1, PROMISE.owner + 1] {
+        let mut stage = Stage::new(1);
+        let event = Event::Opened {
+            replica: replica(0),
+            session: 1,
+        };
+        stage.tell(event);
+        let promise = Promise { owner, ..PROMISE };
+        stage.answer_as(0, promise, Answer::Refused { promise });
+        let deposed = |effect: &Effect| matches!(effect, Effect::Deposed { by } if *by == promise);
+        assert!(stage.others.iter().any(deposed), "owner {owner}");
+    }
+}
+
+#[test]
+fn what_is_given_up_before_it_begins_is_not_done() {
+    // Fails if a write that a client was told has failed is sent to a replica later.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    for number in 0..2 {
+        let session = u64::try_from(number).unwrap() + 1;
+        let replica = replica(number);
+        stage.tell(Event::Closed { replica, session });
+    }
+    stage.write(1, 0);
+    stage.write(2, 1);
+    assert!(stage.entries(2).is_empty());
+    stage.tell(Event::Cancel { id: 1 });
+    stage.greet(1, 4 * MIB);
+    stage.report(1, 4 * MIB);
+    stage.take(1);
+    stage.answer(1, Answer::Joined);
+    let entries = stage.entries(2);
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    assert!(!stage.replies.contains_key(&1));
+}
+
+#[test]
+fn more_than_may_wait_is_refused_and_not_begun() {
+    // Fails if the memory of a volume without replicas has no bound.
+    let mut stage = Stage::serving(1, 4 * MIB);
+    let closed = Event::Closed {
+        replica: replica(0),
+        session: 1,
+    };
+    stage.tell(closed);
+    let mut id = 0;
+    while stage.coordinator.accepts() {
+        id += 1;
+        assert!(id < 100_000);
+        stage.write(id, 0);
+    }
+    assert!(stage.replies.is_empty());
+    stage.write(id + 1, 0);
+    assert_eq!(stage.replies[&(id + 1)], Err(IoError::Busy));
+}
+
+/// A member that takes part, with what it asks of its disk.
+struct Puppet {
+    member: Member,
+    out: Vec<member::Effect>,
+    index: u64,
+}
+
+impl Puppet {
+    fn taking_part(size: u64) -> Puppet {
+        let view = View::first(Config::majority([replica(0)].into()));
+        let meta = Meta::fresh(Geometry::STANDARD, size, view.clone());
+        let mut puppet = Puppet {
+            member: Member::open(VOLUME, replica(0), Geometry::STANDARD, meta, None),
+            out: Vec::new(),
+            index: 0,
+        };
+        puppet.ask(Request::Hello);
+        puppet.go_on();
+        puppet.disk_done();
+        let key = Key {
+            epoch: Epoch::first(PROMISE.generation),
+            seq: 0,
+        };
+        puppet.ask(Request::Join(JoinTerms {
+            key,
+            size,
+            size_version: 1,
+            view,
+            snapshots: Vec::new(),
+        }));
+        puppet.go_on();
+        // The sync, then the record.
+        puppet.disk_done();
+        puppet.disk_done();
+        puppet.out.clear();
+        puppet
+    }
+
+    fn ask(&mut self, request: Request) {
+        let envelope = Envelope {
+            volume: VOLUME,
+            replica: replica(0),
+            promise: PROMISE,
+            size_version: 1,
+            index: self.index,
+            body: Body::Request(request),
+        };
+        self.index += 1;
+        let session = 1;
+        let event = member::Event::Received { session, envelope };
+        self.member.take(event, &mut self.out);
+    }
+
+    fn go_on(&mut self) {
+        self.member.pump(&mut self.out);
+    }
+
+    /// The disk finishes the operation that it was asked for last.
+    fn disk_done(&mut self) {
+        let (token, _) = self.disk_op().expect("nothing is at the disk");
+        self.out.clear();
+        let result = DiskResult::Done;
+        self.member
+            .take(member::Event::Disk { token, result }, &mut self.out);
+        self.go_on();
+    }
+
+    fn disk_op(&self) -> Option<(u64, &DiskOp)> {
+        self.out.iter().rev().find_map(|effect| match effect {
+            member::Effect::Disk { token, op } => Some((*token, op)),
+            _ => None,
+        })
+    }
+
+    fn write(&mut self, seq: u64, region: u64) {
+        let key = Key {
+            epoch: Epoch::first(PROMISE.generation),
+            seq,
+        };
+        let op = EntryOp::Write {
+            offset: region * MIB,
+            data: Bytes::from(vec![1; 4096]),
+        };
+        self.ask(Request::Entry(Entry { key, op }));
+    }
+}
+
+#[test]
+fn the_first_writes_of_an_epoch_share_the_sync_of_their_stamps() {
+    // Fails if random writes cost a sync a region.
+    let mut puppet = Puppet::taking_part(64 * MIB);
+    for (seq, region) in (1..).zip([9, 3, 9, 40, 5]) {
+        puppet.write(seq, region);
+    }
+    puppet.go_on();
+    let Some((_, DiskOp::Persist(change))) = puppet.disk_op() else {
+        panic!("{:?}", puppet.out);
+    };
+    let regions: Vec<u32> = change.stamps.iter().map(|(region, _)| region.0).collect();
+    assert_eq!(regions, [3, 5, 9, 40]);
+    // From here on there are only writes.
+    puppet.disk_done();
+    for _ in 0..5 {
+        assert!(matches!(puppet.disk_op(), Some((_, DiskOp::Write { .. }))));
+        puppet.disk_done();
+    }
+    assert!(puppet.disk_op().is_none());
+}
+
+#[test]
+fn many_entries_are_answered_once_and_noted_before_that() {
+    // Fails if every entry costs a message, or a coordinator hears of one that a death would take.
+    let mut puppet = Puppet::taking_part(4 * MIB);
+    for seq in 1..=8 {
+        puppet.write(seq, 0);
+    }
+    puppet.go_on();
+    for _ in 0..9 {
+        puppet.disk_done();
+        assert!(!puppet.out.iter().any(is_word), "{:?}", puppet.out);
+    }
+    puppet.member.speak(&mut puppet.out);
+    let words: Vec<_> = puppet.out.iter().filter(|effect| is_word(effect)).collect();
+    let [
+        member::Effect::Note { key },
+        member::Effect::Send { envelope, .. },
+    ] = words[..]
+    else {
+        panic!("{words:?}");
+    };
+    assert_eq!(key.seq, 8);
+    assert_eq!(envelope.body, Body::Answer(Answer::Done { seq: 8 }));
+}
+
+fn is_word(effect: &member::Effect) -> bool {
+    matches!(
+        effect,
+        member::Effect::Note { .. } | member::Effect::Send { .. }
+    )
+}

@@ -1,6 +1,7 @@
 //! Benchmarks. Each runs the real binary in a directory of its own and leaves nothing behind.
 
 mod claims;
+mod copies;
 mod grow;
 mod iscsi;
 mod service;
@@ -52,6 +53,15 @@ pub enum Bench {
         #[arg(long, default_value_t = 30)]
         idle_seconds: u64,
     },
+    /// Three copies beside one: how fast, how much memory at 1 TiB, and a growth under load
+    Copies {
+        /// Where to run
+        #[arg(long, default_value = "/dev/shm")]
+        directory: PathBuf,
+        /// How long each kind of load runs in each round
+        #[arg(long, default_value_t = 3)]
+        seconds: u64,
+    },
     /// The iSCSI target beside tgt and istgt on the same backing, and a growth under load; `scripts/setup bench`
     /// installs the others
     Iscsi(iscsi::Options),
@@ -78,6 +88,7 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
             directory,
             idle_seconds,
         } => runtime()?.block_on(claims::run(&build()?, &directory, claims, idle_seconds)),
+        Bench::Copies { directory, seconds } => copies::run(&build()?, &directory, seconds),
         Bench::Volumes {
             volumes,
             directory,

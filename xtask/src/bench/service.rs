@@ -161,7 +161,23 @@ impl Drop for Service {
         let _ = self.child.kill();
         let _ = self.child.wait();
         sweep(self.dir.path());
+        end_processes(&self.dir.path().join("data/run"));
+        sweep(self.dir.path());
     }
+}
+
+/// Ends what serves volumes of several copies: these processes outlive the service, as they should.
+fn end_processes(run: &Path) {
+    let volumes = std::fs::read_dir(run).into_iter().flatten().flatten();
+    let files = volumes.flat_map(|volume| std::fs::read_dir(volume.path()).into_iter().flatten());
+    for file in files.flatten() {
+        let path = file.path();
+        let pid = std::fs::read_to_string(&path).unwrap_or_default();
+        if path.extension().is_some_and(|kind| kind == "lock") {
+            let _ = Command::new("kill").arg("-9").arg(pid.trim()).status();
+        }
+    }
+    std::thread::sleep(Duration::from_millis(200));
 }
 
 /// Unmounts and detaches whatever is left below `dir`.

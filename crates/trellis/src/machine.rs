@@ -15,9 +15,10 @@ use trellis_control::agent::machine::{
 use trellis_control::usage::{Fill, Gauge};
 use trellis_control::view::now;
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
+use trellis_node::sys::block::DeviceNumber;
 use trellis_node::sys::{loopdev, mountinfo};
 use trellis_node::volume::Fault;
-use trellis_node::{probe, volume};
+use trellis_node::{fuse, probe, volume};
 use uuid::Uuid;
 
 use crate::serve::{Supervisor, Wake};
@@ -197,6 +198,15 @@ impl ThisMachine {
             rungs,
             usage,
         })
+    }
+
+    /// The number of the volume's device. One on a file that nobody serves any more is known by the file's path.
+    fn device_of(&self, stage: &Stage) -> Result<Option<DeviceNumber>, Hold> {
+        if !volume::is_unreachable(&stage.backing) {
+            return Ok(self.observe(stage)?.device.map(|device| device.number));
+        }
+        let devices = loopdev::on_path(&stage.backing).map_err(node_hold)?;
+        Ok(devices.into_iter().next().map(|(_, number)| number))
     }
 
     fn observe(&self, stage: &Stage) -> Result<volume::Observation, Hold> {
@@ -484,7 +494,7 @@ impl Machine for ThisMachine {
     }
 
     fn unpublish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold> {
-        let device = self.observe(stage)?.device.map(|device| device.number);
+        let device = self.device_of(stage)?;
         match volume::unpublish(&usage.path, device) {
             Ok(_) => Ok(()),
             // Somebody else's mount is there: ours is gone, and theirs is not ours to touch.
@@ -494,8 +504,12 @@ impl Machine for ThisMachine {
     }
 
     fn unstage(&self, stage: &Stage) -> Result<(), Hold> {
-        let device = self.observe(stage)?.device.map(|device| device.number);
+        let device = self.device_of(stage)?;
         volume::unstage(&self.mount_of(stage), device).map_err(node_hold)?;
+        if volume::is_unreachable(&stage.backing) {
+            let place = stage.backing.parent().unwrap_or(&stage.backing);
+            return fuse::dismantle(place).map(drop).map_err(node_hold);
+        }
         volume::detach(&stage.backing).map(drop).map_err(node_hold)
     }
 }

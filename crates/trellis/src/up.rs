@@ -21,6 +21,10 @@ use crate::cli::{Global, Up};
 use crate::kernel;
 use crate::machine::ThisMachine;
 use crate::metrics::{self, Sources};
+use crate::serve;
+
+/// How long a predecessor that was freed may take until it is gone.
+const PREDECESSOR_ENDS: Duration = Duration::from_secs(10);
 
 /// The file in the data directory that tells where metrics are.
 const METRICS_FILE: &str = "metrics";
@@ -35,7 +39,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     allow_many_files();
     let data = prepare(&global.data)?;
     // The store comes first: it is what a second service on the same directory fails at.
-    let api = EmbeddedApi::open(&data.join("store.redb"))?;
+    let api = open_store(&data).await?;
     let pki = Pki::open(&data)?;
     let listener = bind(up.listen, &data).await?;
     let address = listener
@@ -83,6 +87,24 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         "a controller has failed; this is a bug, and a restart goes on from where it was"
     );
     Ok(())
+}
+
+/// Opens the store. A predecessor that was killed and waits in the kernel for one of its own volumes is freed first.
+async fn open_store(data: &Path) -> anyhow::Result<EmbeddedApi> {
+    let path = data.join("store.redb");
+    let first = EmbeddedApi::open(&path);
+    if first.is_ok() || !serve::free_orphans(data) {
+        return Ok(first?);
+    }
+    let deadline = tokio::time::Instant::now() + PREDECESSOR_ENDS;
+    loop {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        match EmbeddedApi::open(&path) {
+            Ok(api) => return Ok(api),
+            Err(error) if tokio::time::Instant::now() >= deadline => return Err(error.into()),
+            Err(_) => {}
+        }
+    }
 }
 
 /// The first objects, then the controllers and the agent.

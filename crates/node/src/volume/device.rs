@@ -225,6 +225,12 @@ fn usable(size: Bytes) -> Bytes {
     Bytes::new(size.get() / block * block)
 }
 
+/// Whether the file is one that nobody serves any more: a FUSE file whose server is gone. Nothing can be asked of it
+/// but to be taken away.
+pub fn is_unreachable(backing: &Path) -> bool {
+    fs::metadata(backing).is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)
+}
+
 /// The size of the file behind a device.
 pub(super) fn backing_size(backing: &Path) -> Result<Bytes> {
     Ok(Bytes::new(

@@ -33,7 +33,7 @@ use trellis_api::step::{Step, reached};
 use crate::error::Result;
 use crate::filesystem::{self, FilesystemKind, Outcome};
 
-pub use device::{AttachedDevice, attach, detach, grow_device};
+pub use device::{AttachedDevice, attach, detach, grow_device, is_unreachable};
 pub use fault::Fault;
 pub use format::{Formatted, ensure_filesystem};
 pub use idle::grow_idle;
@@ -41,6 +41,7 @@ pub use observe::{
     Observation, ObservedFilesystem, Publication, Usage, observations, observe, usage,
 };
 pub(crate) use own::disown;
+pub use own::lock_holder;
 pub use publish::{Published, Source, publish, stage, unpublish, unstage};
 
 /// Raises the filesystem staged at `staging` to fill its device, and reads the size back.

@@ -92,6 +92,11 @@ pub(super) fn other_owner(backing: &Path) -> Option<Option<u32>> {
     }
 }
 
+/// The process that has a lock (`flock`) on the file, where the kernel shows it.
+pub fn lock_holder(path: &Path) -> Option<u32> {
+    holder(identity_of(&fs::metadata(path).ok()?))
+}
+
 fn identity_of(meta: &fs::Metadata) -> FileIdentity {
     (DeviceNumber::from_stat(meta.dev()), meta.ino())
 }

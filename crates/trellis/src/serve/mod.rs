@@ -15,6 +15,7 @@
 //! successor instead of getting an error.
 
 mod message;
+mod orphans;
 mod paths;
 mod process;
 mod replica;
@@ -22,6 +23,7 @@ mod supervisor;
 mod target;
 mod watch;
 
+pub use orphans::free as free_orphans;
 pub use replica::{ServeReplica, run as run_replica};
 pub use supervisor::{Supervisor, Wake};
 pub use target::{ServeTarget, run as run_target};

@@ -29,9 +29,8 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a process has to end by itself, and again when it is killed.
 const END_TIME_MAX: Duration = Duration::from_secs(5);
-/// A process that ends sooner after its start waits for so long before it is started again.
-const YOUNG: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_secs(1);
+/// The time from one start of a process to the next, at least.
+const YOUNG: Duration = Duration::from_secs(1);
 const TARGET: &str = "target";
 const CHANGES: &str = "changes";
 /// The start of every iSCSI name that we give.
@@ -128,8 +127,8 @@ impl Supervisor {
             wanted.get(&key).map(|entry| entry.started)
         };
         let Some(started) = found else { return };
-        if started.is_some_and(|at| at.elapsed() < YOUNG) {
-            std::thread::sleep(PAUSE);
+        if let Some(rest) = started.and_then(|at| YOUNG.checked_sub(at.elapsed())) {
+            std::thread::sleep(rest);
         }
         if let Err(hold) = self.ensure(volume, name) {
             tracing::warn!(volume, name, "{}", hold.message);
@@ -152,6 +151,16 @@ impl Supervisor {
         let paths = run.process(name);
         if self.is_living(volume, name, &paths)? {
             return Ok(());
+        }
+        let started = lock(&self.wanted).get(&key).and_then(|entry| entry.started);
+        if started.is_some_and(|at| at.elapsed() < YOUNG) {
+            let message = format!(
+                "A process of volume {volume} ended just after its start and is started again in a moment: {} (its log \
+                 is {}).",
+                last_words(&paths.log),
+                paths.log.display()
+            );
+            return Err(down(message));
         }
         if let Some(entry) = lock(&self.wanted).get_mut(&key) {
             entry.started = Some(Instant::now());

@@ -96,6 +96,13 @@ impl Service {
         self.dir.path().join(name)
     }
 
+    /// Stops the process where it is, until it is killed.
+    pub fn freeze(&self) {
+        let child = self.child.as_ref().unwrap();
+        let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -355,12 +362,14 @@ pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
 
 /// Loop devices on files below `dir`.
 pub fn loops_below(dir: &Path) -> Vec<PathBuf> {
-    let devices = trellis_node::sys::loopdev::list().unwrap();
-    devices
-        .into_iter()
-        .filter(|each| each.backing_hint.starts_with(dir))
-        .map(|each| each.path)
-        .collect()
+    // From sysfs, because a device on a file that nobody serves any more cannot be asked.
+    let devices = std::fs::read_dir("/sys/block").unwrap().flatten();
+    let on_file = |device: std::fs::DirEntry| {
+        let file = std::fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        let below = Path::new(file.trim_end()).starts_with(dir);
+        below.then(|| Path::new("/dev").join(device.file_name()))
+    };
+    devices.filter_map(on_file).collect()
 }
 
 /// A manifest of a claim; an empty class means the default one.

@@ -5,6 +5,7 @@
 //! of them its turn at each piece of work, in another order, and what is told is the median of the rounds'
 //! ratios with the smallest and the largest.
 
+mod bare;
 mod growth;
 mod report;
 mod server;
@@ -85,26 +86,22 @@ const ATTEMPTS_MAX: usize = 3;
 /// The time that a peer gets to clear up after a failure.
 const RECOVERY: Duration = Duration::from_millis(500);
 
+/// From here on others disturb the measurement.
+const BUSY_PERCENT_MAX: f64 = 10.0;
+
 /// Runs it.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let programs = build()?;
     let both = || vec![PathBuf::from("/dev/shm"), PathBuf::from("/var/tmp")];
     let directories = options.directory.clone().map_or_else(both, |one| vec![one]);
-    println!(
-        "the machine was {:.0} % busy before the start",
-        busy_percent(Duration::from_secs(2))?
-    );
+    tell_busy("before the start")?;
     for directory in &directories {
         side_by_side(&programs, directory, options)?;
     }
     for directory in &directories {
         growth::run(&programs, directory, options.size_mib)?;
     }
-    println!(
-        "the machine was {:.0} % busy after the end",
-        busy_percent(Duration::from_secs(2))?
-    );
-    Ok(())
+    tell_busy("after the end")
 }
 
 fn side_by_side(programs: &Programs, directory: &Path, options: &Options) -> anyhow::Result<()> {
@@ -113,6 +110,10 @@ fn side_by_side(programs: &Programs, directory: &Path, options: &Options) -> any
     let mut report = Report::new(&servers);
     for round in 0..options.rounds {
         for work in WORK {
+            report.add_bare(
+                work,
+                bare::a_second(&place.backing, work, options.seconds / 4.0)?,
+            );
             for index in turns(servers.len(), round) {
                 report.add(
                     work,
@@ -187,6 +188,16 @@ fn build() -> anyhow::Result<Programs> {
         serve: examples.join("iscsi-serve"),
         load: examples.join("iscsi-load"),
     })
+}
+
+/// Says whether the figures can be believed.
+fn tell_busy(when: &str) -> anyhow::Result<()> {
+    let busy = busy_percent(Duration::from_secs(2))?;
+    println!("the machine was {busy:.0} % busy {when}");
+    if busy > BUSY_PERCENT_MAX {
+        println!("it was not quiet: only processor times and the ratios of these say something");
+    }
+    Ok(())
 }
 
 /// How much of the machine somebody uses.

@@ -9,6 +9,8 @@ pub struct Report<'a> {
     servers: &'a [Server],
     /// For each work and each server, one a round, unless it failed.
     samples: Vec<Vec<Vec<Option<Sample>>>>,
+    /// For each work and round, how many operations a second the backing file alone does.
+    bare: Vec<Vec<f64>>,
 }
 
 /// The middle of some figures, and how far they go.
@@ -69,6 +71,7 @@ impl<'a> Report<'a> {
         Report {
             servers,
             samples: vec![vec![Vec::new(); servers.len()]; WORK.len()],
+            bare: vec![Vec::new(); WORK.len()],
         }
     }
 
@@ -77,6 +80,12 @@ impl<'a> Report<'a> {
             index_of(work).and_then(|work| self.samples.get_mut(work)?.get_mut(server))
         {
             row.push(sample);
+        }
+    }
+
+    pub fn add_bare(&mut self, work: Work, a_second: f64) {
+        if let Some(rounds) = index_of(work).and_then(|work| self.bare.get_mut(work)) {
+            rounds.push(a_second);
         }
     }
 
@@ -127,15 +136,27 @@ impl<'a> Report<'a> {
             middle(|sample| sample.p99.as_secs_f64() * 1e6),
             middle(|sample| sample.cpu.as_secs_f64() * 1e6),
         );
-        match self.ratio(work, &[server]) {
-            Some(ratio) if self.ours() != Some(server) => {
-                println!(
-                    "  ratio {:.2} [{:.2}..{:.2}]",
-                    ratio.median, ratio.least, ratio.most
-                );
-            }
+        match self
+            .ratio(work, &[server])
+            .zip(self.cpu_ratio(work, server))
+        {
+            Some((ratio, cpu)) if self.ours() != Some(server) => println!(
+                "  ratio {:.2} [{:.2}..{:.2}], by CPU {:.2}",
+                ratio.median, ratio.least, ratio.most, cpu.median
+            ),
             _ => println!(),
         }
+    }
+
+    /// What another needs of a processor for what ours does in one second of it. Others on the machine change
+    /// it little, unlike everything that a clock measures.
+    fn cpu_ratio(&self, work: Work, server: usize) -> Option<Spread> {
+        let ours = self.rounds(work, self.ours()?);
+        let pairs = ours.iter().zip(self.rounds(work, server));
+        Spread::of(pairs.filter_map(|(ours, other)| {
+            let (ours, other) = (ours.as_ref()?.cpu, other.as_ref()?.cpu);
+            (!ours.is_zero()).then(|| other.as_secs_f64() / ours.as_secs_f64())
+        }))
     }
 
     fn print_aim(&self, aim: &Aim) {
@@ -164,6 +185,38 @@ impl<'a> Report<'a> {
             "aim: {}, at least {} of {name}: {:.2} [{:.2}..{:.2}], {met}",
             aim.work, aim.at_least, ratio.median, ratio.least, ratio.most
         );
+        if matches!(aim.against, Against::Limit) {
+            self.print_fair_limit(aim.work);
+        }
+    }
+
+    /// The limit fetches and stores nothing, which no target on a file can do. So ours is also shown beside
+    /// the limit and a bare operation on the file, one after the other.
+    fn print_fair_limit(&self, work: Work) {
+        let limit = self
+            .servers
+            .iter()
+            .position(|server| server.role == Role::Limit);
+        let Some((ours, limit)) = self.ours().zip(limit) else {
+            return;
+        };
+        let bare = index_of(work).and_then(|work| self.bare.get(work));
+        let rounds = bare
+            .into_iter()
+            .flatten()
+            .enumerate()
+            .filter_map(|(round, bare)| {
+                let limit = self.rounds(work, limit).get(round)?.as_ref()?.a_second;
+                let ours = self.rounds(work, ours).get(round)?.as_ref()?.a_second;
+                Some((*bare, ours * (1.0 / limit + 1.0 / bare)))
+            });
+        let (bare, ratios): (Vec<f64>, Vec<f64>) = rounds.unzip();
+        if let Some((bare, ratio)) = Spread::of(bare).zip(Spread::of(ratios)) {
+            println!(
+                "     the file alone does {:.0}/s; of the limit and that together it is {:.2} [{:.2}..{:.2}]",
+                bare.median, ratio.median, ratio.least, ratio.most
+            );
+        }
     }
 
     /// Ours over the fastest of these, round by round.

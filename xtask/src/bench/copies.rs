@@ -84,13 +84,13 @@ pub fn run(binary: &Path, below: &Path, seconds: u64) -> anyhow::Result<()> {
         let path = path.display().to_string();
         service.verb(
             binary,
-            &["pool", "add", pool, &path, "--overcommit", "100000"],
+            &["pool", "add", pool, &path, "--overcommit", "10000"],
         )?;
     }
-    let one = claim(&service, binary, "one", 1)?;
-    let three = claim(&service, binary, "three", 3)?;
+    let one = claim(&service, binary, "one", 1, "1Gi")?;
+    let three = claim(&service, binary, "three", 3, "1Ti")?;
     println!(
-        "volumes of 1 TiB as block devices, below {}",
+        "one copy of 1 GiB and three of 1 TiB as block devices, below {}",
         below.display()
     );
     print_memory(&service, "idle")?;
@@ -122,8 +122,14 @@ pub fn run(binary: &Path, below: &Path, seconds: u64) -> anyhow::Result<()> {
     growth(&service, binary, &three)
 }
 
-/// Makes a block claim of 1 TiB with so many copies, and answers its device.
-fn claim(service: &Service, binary: &Path, name: &str, copies: u32) -> anyhow::Result<PathBuf> {
+/// Makes a block claim with so many copies, and answers its device.
+fn claim(
+    service: &Service,
+    binary: &Path,
+    name: &str,
+    copies: u32,
+    size: &str,
+) -> anyhow::Result<PathBuf> {
     let manifest = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": [
         {
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
@@ -135,7 +141,7 @@ fn claim(service: &Service, binary: &Path, name: &str, copies: u32) -> anyhow::R
             "metadata": { "name": name, "namespace": "default" },
             "spec": {
                 "storageClassName": name, "accessModes": ["ReadWriteOnce"], "volumeMode": "Block",
-                "resources": { "requests": { "storage": "1Ti" } },
+                "resources": { "requests": { "storage": size } },
             },
         },
     ]});

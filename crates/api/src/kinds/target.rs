@@ -86,7 +86,10 @@ pub struct ReplicaSeen {
     /// Its size, as it told at last; none before it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
-    /// Bytes of it that are still to be repaired.
+    /// Bytes that were written and that it has not taken yet, roughly: a power of two, zero below a mebibyte.
+    #[serde(default)]
+    pub behind: Bytes,
+    /// Bytes of it that are still to be repaired, in steps of a twentieth of all.
     #[serde(default)]
     pub repair_left: Bytes,
     /// Bytes that were to be repaired when it came back.

@@ -123,6 +123,7 @@ struct Copy {
     node: String,
     size: Option<Bytes>,
     state: &'static str,
+    behind: Bytes,
     repair_left: Bytes,
     repair_total: Bytes,
     reason: Option<String>,
@@ -181,7 +182,15 @@ impl Shown {
             text.push('\n');
         }
         let mut table = Table::toned(
-            &["POOL", "NODE", "SIZE", "STATE", "TO REPAIR", "REASON"],
+            &[
+                "POOL",
+                "NODE",
+                "SIZE",
+                "STATE",
+                "BEHIND",
+                "TO REPAIR",
+                "REASON",
+            ],
             "STATE",
         );
         for copy in &self.copies {
@@ -194,6 +203,11 @@ impl Shown {
                     human(copy.repair_total)
                 )
             };
+            let behind = if copy.behind == Bytes::ZERO {
+                UNKNOWN.to_owned()
+            } else {
+                human(copy.behind)
+            };
             let tone = match copy.state {
                 "InSync" | "Ready" => Tone::Good,
                 "Repairing" | "Arriving" | "Pending" | "Leaving" => Tone::Moving,
@@ -204,6 +218,7 @@ impl Shown {
                 copy.node.clone(),
                 precise_or_unknown(copy.size),
                 copy.state.to_owned(),
+                behind,
                 repair,
                 copy.reason.clone().unwrap_or_else(|| UNKNOWN.to_owned()),
             ];
@@ -236,6 +251,7 @@ impl Copy {
             node: replica.spec.node.clone(),
             size: status.capacity,
             state,
+            behind: seen.map(|seen| seen.behind).unwrap_or_default(),
             repair_left: seen.map(|seen| seen.repair_left).unwrap_or_default(),
             repair_total: seen.map(|seen| seen.repair_total).unwrap_or_default(),
             reason: status.hold.map(|hold| hold.reason.code().to_owned()),

@@ -44,6 +44,10 @@ const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
 const TELL_EVERY: Duration = Duration::from_millis(100);
 /// How long the secret of a volume is: 96 bits, which every initiator takes.
 const SECRET_CHARS: usize = 24;
+/// A copy that is behind by less counts as up to date for whoever looks.
+const BEHIND_MIN: u64 = 1 << 20;
+/// In how many steps the progress of a repair is told.
+const REPAIR_STEPS: usize = 20;
 /// How long sessions have to log out.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -151,15 +155,18 @@ async fn serve(target: Arc<Target>, id: Uuid, resume: bool) -> anyhow::Result<()
 /// Tells whoever uses the volume that it has grown, and the agent of every change.
 async fn tell_changes(target: Arc<Target>) -> anyhow::Result<()> {
     let mut statuses = target.volume.watch();
-    let mut size = 0;
+    let mut told = target.status();
     while statuses.changed().await.is_ok() {
-        let now = target.volume.size();
-        if now != size {
-            size = now;
+        let now = target.status();
+        if now.served != told.served {
             let telling = target.clone();
             tokio::task::spawn_blocking(move || telling.tell_size()).await?;
         }
-        target.tell();
+        // Under load something changes all the time; the agent is told of what it would write down.
+        if now != told {
+            told = now;
+            target.tell();
+        }
         tokio::time::sleep(TELL_EVERY).await;
     }
     std::future::pending().await
@@ -472,8 +479,40 @@ fn seen((id, replica): (&ReplicaId, &coordinator::ReplicaStatus)) -> ReplicaSeen
         id: id.to_string(),
         state,
         size: Some(replica.size).filter(|size| *size > 0).map(Bytes::new),
-        repair_left: bytes(left),
+        behind: roughly(replica.behind_bytes),
+        repair_left: bytes(in_steps(left, of)),
         repair_total: bytes(of),
+    }
+}
+
+/// A power of two, or nothing: what is worth telling of a number that changes with every write.
+fn roughly(behind: u64) -> Bytes {
+    if behind < BEHIND_MIN {
+        return Bytes::ZERO;
+    }
+    Bytes::new(behind.checked_next_power_of_two().unwrap_or(u64::MAX))
+}
+
+/// What is left, rounded up to a twentieth of all.
+fn in_steps(left: usize, of: usize) -> usize {
+    let step = of.div_ceil(REPAIR_STEPS).max(1);
+    left.div_ceil(step).saturating_mul(step).min(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Fails if a copy that is behind is told to be up to date, or every write is told.
+    #[test]
+    fn what_is_told_changes_rarely_and_is_never_too_little() {
+        assert_eq!(roughly(0), Bytes::ZERO);
+        assert_eq!(roughly(BEHIND_MIN), Bytes::new(BEHIND_MIN));
+        assert_eq!(roughly(BEHIND_MIN + 1), Bytes::new(2 * BEHIND_MIN));
+        assert_eq!(in_steps(0, 1000), 0);
+        assert_eq!(in_steps(1, 1000), 50);
+        assert_eq!(in_steps(1000, 1000), 1000);
+        assert_eq!(in_steps(3, 3), 3);
     }
 }
 

@@ -147,6 +147,9 @@ impl Disk {
                         if rng.chance(500) {
                             self.write(&submitted.op);
                         }
+                        if rng.chance(500) {
+                            return DiskResult::NoSpace;
+                        }
                         return DiskResult::Failed;
                     }
                     self.write(&submitted.op);

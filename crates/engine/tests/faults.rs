@@ -109,6 +109,48 @@ async fn a_dead_replica_stops_neither_writes_nor_a_growth() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_acknowledged_write_is_lost_when_all_replicas_are_killed() {
+    // Fails if a replica forgets with its process how far it was, so that one that had less is believed.
+    let mut loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;
+    for _ in 0..3 {
+        for index in [2, 0, 1] {
+            loaded.cluster.replicas[index].kill();
+            tokio::time::sleep(Duration::from_millis(40)).await;
+        }
+        for index in 0..3 {
+            loaded.cluster.replicas[index].start();
+        }
+        until(&loaded.volume, "everything in sync", is_whole).await;
+        loaded.go_on(300).await;
+        loaded.say("all were killed, and came back");
+    }
+    loaded.end(32 * MIB).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_is_replaced_under_load() {
+    // Fails if the new one counts before it has everything, or the old one is still waited for.
+    let mut loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;
+    let pool = loaded.cluster.new_pool();
+    loaded.cluster.add(&pool, 16 * MIB, Provisioning::Thin);
+    let old = loaded.cluster.replicas.remove(0);
+    let (config, addresses) = (loaded.cluster.config(), loaded.cluster.addresses());
+    let wanted = config.clone();
+    loaded.volume.reconfigure(config, addresses).await.unwrap();
+    let changed = |status: &trellis_engine::coordinator::Status| {
+        status.view.current == wanted
+            && status.view.next.is_none()
+            && !status.replicas.contains_key(&old.identity.replica)
+    };
+    until(&loaded.volume, "the new view", changed).await;
+    drop(old);
+    loaded.go_on(300).await;
+    loaded.say("one replaced");
+    assert_eq!(loaded.volume.grow(48 * MIB).await, Ok(48 * MIB));
+    loaded.end(48 * MIB).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_growths_at_the_same_time_end_at_the_larger() {
     // Fails if one of them is lost, or the volume ends at the smaller one.
     let loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;
@@ -236,6 +278,38 @@ async fn a_growth_that_does_not_fit_is_held_with_the_reason_and_io_goes_on() {
     loaded.say("held for want of space");
     assert_eq!(loaded.volume.grow(48 * MIB).await, Ok(48 * MIB));
     loaded.end(48 * MIB).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_pool_is_told_as_such_and_the_volume_goes_on_when_there_is_space() {
+    // Fails if a client waits for ever, is not told why, or loses what was acknowledged before.
+    let small = Tmpfs::mount("24m");
+    let mut cluster = Cluster::start(0, 0);
+    cluster.add(&small.path(), 64 * MIB, Provisioning::Thin);
+    let volume = Volume::start(cluster.settings());
+    volume.ready().await.unwrap();
+    let filler = small.path().join("filler");
+    std::fs::write(&filler, vec![1; 16 << 20]).unwrap();
+    let page = |block| vec![load::content(block, 1)];
+    let mut written = 0;
+    let error = loop {
+        match volume.write(written * 4096, page(written), false).await {
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    println!("full after {written} blocks");
+    assert_eq!(error, VolumeError::NoSpace);
+    assert!(written > 256 && volume.status().replicas[&cluster.id(0)].full);
+    std::fs::remove_file(filler).unwrap();
+    volume
+        .write(written * 4096, page(written), true)
+        .await
+        .unwrap();
+    for block in 0..=written {
+        let read = volume.read(block * 4096, 4096).await.unwrap().concat();
+        assert_eq!(load::version_of(block, &read), Some(1));
+    }
 }
 
 /// A replica is away while the volume is written and grows twice, and is repaired when it comes back.

@@ -170,6 +170,7 @@ fn answers() -> impl Strategy<Value = Answer> {
             .prop_map(|(from, states)| Answer::Regions { from, states }),
         Just(Answer::Joined),
         Just(Answer::JoinNoSpace),
+        Just(Answer::Full),
         any::<u64>().prop_map(|seq| Answer::Done { seq }),
         any::<u64>().prop_map(|seq| Answer::Flushed { seq }),
         any::<(u64, bool)>().prop_map(|(size, granted)| Answer::Reserved { size, granted }),

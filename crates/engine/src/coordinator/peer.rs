@@ -145,6 +145,8 @@ pub(super) struct Peer {
     pub(super) repair_cursor: Region0,
     pub(super) repair_retry_at: u64,
     pub(super) size: u64,
+    /// When it last had no space for something.
+    pub(super) full_at: Option<u64>,
     /// The last entry that it was known to have applied, whether it is there or not.
     pub(super) applied: u64,
 }

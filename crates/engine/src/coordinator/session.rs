@@ -120,7 +120,12 @@ impl Coordinator {
             Answer::Refused { .. } => {}
             Answer::Regions { from, states } => self.reported(replica, from, states, out),
             Answer::Joined => self.joined(replica),
-            Answer::JoinNoSpace => self.drop_session(replica, out),
+            Answer::JoinNoSpace | Answer::Full => {
+                if let Some(peer) = self.peers.get_mut(&replica) {
+                    peer.full_at = Some(self.now);
+                }
+                self.drop_session(replica, out);
+            }
             Answer::Done { seq } => self.done(replica, seq),
             Answer::Flushed { seq } => self.flushed(replica, seq),
             Answer::Reserved { size, granted } => self.reserved(replica, size, granted),

@@ -6,6 +6,10 @@ use super::peer::{Peer, Stage};
 use super::{Coordinator, GrowthHeld, Phase};
 use crate::proto::{ReplicaId, View};
 
+/// For how long a replica that had no space is said to be full. It comes back and tries again within
+/// a few seconds.
+const FULL_MS: u64 = 5_000;
+
 /// How a volume is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -40,6 +44,8 @@ pub struct ReplicaStatus {
     pub behind_entries: u64,
     /// Bytes of these, as far as they are remembered.
     pub behind_bytes: u64,
+    /// Its pool had no space for what it was to write, a moment ago.
+    pub full: bool,
 }
 
 /// How a replica is.
@@ -94,7 +100,24 @@ impl Coordinator {
             size: peer.size,
             behind_entries: self.seq.saturating_sub(peer.applied),
             behind_bytes: self.log.bytes_after(peer.applied),
+            full: self.is_full(peer),
         }
+    }
+
+    fn is_full(&self, peer: &Peer) -> bool {
+        let since = |at: u64| self.now.saturating_sub(at);
+        peer.full_at.is_some_and(|at| since(at) < FULL_MS)
+    }
+
+    /// Whether it is for want of space that CF replicas are not there.
+    pub fn lacks_space(&self) -> bool {
+        let serves = |peer: &Peer| peer.is_active() && !self.is_full(peer);
+        let could = |peer: &Peer| peer.is_active() || self.is_full(peer);
+        let of =
+            |id: ReplicaId, test: &dyn Fn(&Peer) -> bool| self.peers.get(&id).is_some_and(test);
+        self.phase == Phase::Serving
+            && !self.view.write_quorum(|id| of(id, &serves))
+            && self.view.write_quorum(|id| of(id, &could))
     }
 
     /// Why a growth does not go on.

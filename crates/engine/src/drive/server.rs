@@ -319,6 +319,7 @@ impl Server {
         }
         for (session, error) in ended {
             self.end(session, &error);
+            context.waker().wake_by_ref();
         }
     }
 

@@ -456,8 +456,11 @@ impl Member {
             Work::Dropped => {}
             Work::Data { session, key } if done => self.advance(session, key),
             // The bytes there are unknown; the stamp says so to whoever asks. Come again.
-            Work::Data { .. } | Work::RepairWrite { .. } if !done => {
+            Work::Data { session, .. } | Work::RepairWrite { session, .. } if !done => {
                 self.exact = false;
+                if result == DiskResult::NoSpace {
+                    self.answer(session, Answer::Full, out);
+                }
                 self.close(out);
             }
             Work::RepairWrite {

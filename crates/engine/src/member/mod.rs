@@ -93,7 +93,7 @@ pub enum DiskResult {
     Done,
     /// Done, and these are the bytes.
     Read(Content),
-    /// There is no space. Nothing was changed.
+    /// There is no space. Of a write a part may have been done, of anything else nothing.
     NoSpace,
     /// It failed, and what is on the disk there is unknown.
     Failed,

@@ -195,6 +195,8 @@ pub enum Answer {
     Joined,
     /// The replica cannot reach the size that taking part needs.
     JoinNoSpace,
+    /// There was no space for what an entry or a repair writes. The session ends with this.
+    Full,
     /// All entries up to this one are applied (in the cache at least).
     Done {
         /// The entry.

@@ -49,6 +49,10 @@ const HEAD: usize = 20;
 /// The length of the log. What does not fit goes into the two files.
 const LOG_BYTES: u64 = 1 << 20;
 
+/// The two files grow in steps of this, ahead of what they hold: a pool may be full when a size is
+/// raised, and then there must be room for the new regions.
+const FILE_STEP: usize = 64 << 10;
+
 /// The meta data of one replica, open for changes.
 #[derive(Debug)]
 pub struct MetaStore {
@@ -227,8 +231,12 @@ impl MetaStore {
 
     /// Writes everything into both files. The log begins anew.
     fn rewrite(&mut self) -> Result<()> {
-        let bytes = block(self.sequence, &stored::put_meta(&self.meta));
+        let mut bytes = block(self.sequence, &stored::put_meta(&self.meta));
         for slot in 0..2 {
+            let length = facts(self.file(slot), &self.paths[slot])?.length.get();
+            if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > length {
+                bytes.resize(bytes.len().next_multiple_of(FILE_STEP), 0);
+            }
             self.write(slot, &bytes, 0)?;
         }
         self.log_length = 0;

@@ -271,6 +271,7 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u8(73);
             to.u32(region.0);
         }
+        Answer::Full => to.u8(74),
     }
     Bytes::new()
 }
@@ -312,6 +313,7 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
         73 => Answer::RepairDone {
             region: from.region()?,
         },
+        74 => Answer::Full,
         _ => return None,
     })
 }

@@ -281,7 +281,7 @@ impl Requests {
     }
 
     /// Gives up what has waited too long. Returns what the coordinator has of that.
-    pub(super) fn give_up(&mut self, patience: Duration) -> Vec<IoId> {
+    pub(super) fn give_up(&mut self, patience: Duration, error: VolumeError) -> Vec<IoId> {
         let late = |request: &Request| request.since.elapsed() > patience;
         let waiting = std::mem::take(&mut self.waiting);
         let (too_late, waiting): (Vec<_>, VecDeque<_>) = {
@@ -304,12 +304,12 @@ impl Requests {
             .map(|(id, _)| *id)
             .collect();
         for request in too_late {
-            self.finish(request, Err(VolumeError::NotReady));
+            self.finish(request, Err(error));
         }
         for id in &ids {
             if let Some(request) = self.under_way.remove(id) {
                 self.under_way_bytes -= weight(&request.op);
-                self.finish(request, Err(VolumeError::NotReady));
+                self.finish(request, Err(error));
             }
         }
         let stuck: Vec<u64> = self
@@ -320,7 +320,7 @@ impl Requests {
             .collect();
         for number in stuck {
             if let Some(fence) = self.fences.remove(&number) {
-                fence.reply.give(Err(VolumeError::NotReady));
+                fence.reply.give(Err(error));
             }
         }
         ids

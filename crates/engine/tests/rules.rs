@@ -297,6 +297,30 @@ fn the_first_writes_of_an_epoch_share_the_sync_of_their_stamps() {
 }
 
 #[test]
+fn writes_from_region_to_region_are_stamped_ahead() {
+    // Fails if a long sequential write costs a sync a region, or regions far away are stamped.
+    let mut puppet = Puppet::taking_part(64 * MIB);
+    let mut syncs = Vec::new();
+    for (seq, region) in (1..).zip(20..40) {
+        puppet.write(seq, region);
+        puppet.go_on();
+        if let Some((_, DiskOp::Persist(change))) = puppet.disk_op() {
+            let stamps = change.stamps.iter();
+            syncs.push(stamps.map(|(region, _)| region.0).collect::<Vec<_>>());
+            puppet.disk_done();
+        }
+        puppet.disk_done();
+    }
+    let runs: Vec<Vec<u32>> = vec![
+        vec![20],
+        (21..29).collect(),
+        (29..37).collect(),
+        (37..45).collect(),
+    ];
+    assert_eq!(syncs, runs);
+}
+
+#[test]
 fn many_entries_are_answered_once_and_noted_before_that() {
     // Fails if every entry costs a message, or a coordinator hears of one that a death would take.
     let mut puppet = Puppet::taking_part(4 * MIB);

@@ -71,6 +71,7 @@ fn a_pool_measures_counts_and_removes_what_another_one_serves_and_does_not_chang
     let served = Replica::open_served(&path, Some(pool.id()), identity).unwrap();
     served.grow(bytes(3 * MIB), Provisioning::Thin).unwrap();
     assert_eq!(handle.measure().unwrap().size(), bytes(3 * MIB));
+    assert_eq!(handle.size(), bytes(3 * MIB));
     assert!(matches!(
         handle.grow(bytes(4 * MIB), Provisioning::Thin),
         Err(Error::ReplicaServed { .. })

@@ -140,9 +140,16 @@ impl Replica {
         self.shared.identity
     }
 
-    /// The size, as last committed to the disk.
+    /// The size, as last committed to the disk: by this handle, or by who serves the replica.
     pub fn size(&self) -> Bytes {
-        self.shared.state().pair.superblock().size
+        let shared = &*self.shared;
+        let pair = &shared.state().pair;
+        let committed = pair.superblock().size;
+        if matches!(shared.owner, Owner::Pool(_)) && pair.is_behind() {
+            let read = pair.read_again(&shared.dir, &shared.name);
+            return read.map_or(committed, |superblock| superblock.size);
+        }
+        committed
     }
 
     /// How many sizes the replica has had.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use uuid::Uuid;
 
 use crate::filesystem::FilesystemKind;
 use crate::holders::{self, Holder};
+use crate::iscsi;
 use crate::probe::Content;
 use crate::sys::mountinfo::Mount;
 
@@ -345,6 +347,17 @@ pub enum Error {
         program: &'static str,
         /// How long it had.
         limit: Duration,
+    },
+
+    /// The kernel's iSCSI initiator could not do what was asked.
+    #[error("the iSCSI target {target} at {portal}: {problem}")]
+    Initiator {
+        /// The target's name.
+        target: String,
+        /// Where it should answer.
+        portal: SocketAddr,
+        /// What is the matter.
+        problem: iscsi::Problem,
     },
 
     /// The kernel speaks too old a form of the FUSE protocol.

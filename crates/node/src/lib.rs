@@ -13,7 +13,8 @@
 //! Invariant: nothing here shrinks anything, and nothing writes to a device whose content is not
 //! known to be empty (see [`probe`]), except the kernel's filesystem drivers.
 //!
-//! A volume that is not a file of this machine becomes one by [`fuse`], and then all of this holds for it.
+//! A volume that is not a file of this machine becomes one by [`fuse`], and then all of this holds for it; one that
+//! is served by iSCSI becomes a disk by [`iscsi`].
 //!
 //! Walls: `unsafe` lives only in [`sys`]; other programs are run only by [`exec`].
 
@@ -23,6 +24,7 @@ pub mod exec;
 pub mod filesystem;
 pub mod fuse;
 mod holders;
+pub mod iscsi;
 pub mod probe;
 mod reason;
 pub mod sys;

@@ -3,6 +3,7 @@
 use trellis_api::HoldReason;
 
 use crate::error::{Error, PathProblem};
+use crate::iscsi::Problem;
 
 impl Error {
     /// The reason, from the finite list, under which this error holds a volume.
@@ -37,6 +38,10 @@ impl Error {
             Error::NotAttached { .. } => HoldReason::DeviceGone,
             Error::NotStaged { .. } => HoldReason::MountGone,
             Error::TooSmall { .. } => HoldReason::SizeTooSmall,
+            Error::Initiator { problem, .. } => match problem {
+                Problem::Unreachable => HoldReason::TargetDown,
+                _ => HoldReason::KernelRefused,
+            },
             Error::Io { .. }
             | Error::LoopDevicesContended { .. }
             | Error::AttachedInOtherMode { .. }

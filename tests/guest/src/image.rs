@@ -31,7 +31,7 @@ const ALWAYS: [&str; 7] = [
 const ON_REQUEST: [&str; 4] = ["btrfs", "iscsi_tcp", "sd_mod", "dm_mod"];
 /// Tools. They are found where a shell finds them and are put in
 /// `/usr/sbin`.
-const TOOLS: [&str; 20] = [
+const TOOLS: [&str; 23] = [
     "mkfs.ext3",
     "mkfs.ext4",
     "mke2fs",
@@ -52,6 +52,9 @@ const TOOLS: [&str; 20] = [
     "mount",
     "umount",
     "blkid",
+    "blkdiscard",
+    "iscsid",
+    "iscsiadm",
 ];
 /// Files that are taken over as they are.
 const FILES: [&str; 1] = ["/etc/mke2fs.conf"];

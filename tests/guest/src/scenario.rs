@@ -136,6 +136,16 @@ pub const ALL: &[Scenario] = &[
         limit_s: 240,
         always: true,
     },
+    // Fails if Linux's own iSCSI initiator does not get, from our target, what it writes, the size that a volume has grown
+    // to on the session that it has, and zeros where it gave space back; or if the target takes a wrong proof.
+    Scenario {
+        name: "initiator",
+        program: Program::Own("guest-scenario"),
+        arguments: &["initiator"],
+        modules: &["iscsi_tcp", "sd_mod"],
+        limit_s: 240,
+        always: true,
+    },
     // Prints how long the filesystem rung takes beside the bare ioctl and the filesystem's own program.
     Scenario {
         name: "rung",

@@ -1,4 +1,5 @@
-//! What a scenario leaves behind, and how it is taken away: processes, mounts, loop devices.
+//! What a scenario leaves behind, and how it is taken away: processes, mounts, loop devices. An iSCSI session is
+//! only named.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -60,7 +61,13 @@ impl Baseline {
                 }
             }
         }
-        dead && self.mounts().is_empty() && loop_devices().is_empty()
+        // Nobody is left who could log out: such a guest is given up.
+        let sessions = trellis_node::iscsi::sessions().unwrap_or_default();
+        let named = sessions
+            .iter()
+            .map(|each| format!("iSCSI session {}", each.id));
+        left.extend(named);
+        dead && self.mounts().is_empty() && loop_devices().is_empty() && sessions.is_empty()
     }
 
     fn mounts(&self) -> Vec<PathBuf> {

@@ -11,8 +11,8 @@ use trellis_api::Bytes;
 use trellis_node::filesystem::{self, FilesystemKind};
 use trellis_node::sys::mountinfo;
 
-/// Writes a file of pseudo-random bytes, durably, and answers its checksum.
-pub fn write_file(path: &Path, bytes: usize, seed: u64) -> u32 {
+/// Pseudo-random bytes that belong to a seed.
+pub fn content(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut content = Vec::with_capacity(bytes + 8);
     while content.len() < bytes {
@@ -22,6 +22,12 @@ pub fn write_file(path: &Path, bytes: usize, seed: u64) -> u32 {
         content.extend_from_slice(&state.to_le_bytes());
     }
     content.truncate(bytes);
+    content
+}
+
+/// Writes a file of pseudo-random bytes, durably, and answers its checksum.
+pub fn write_file(path: &Path, bytes: usize, seed: u64) -> u32 {
+    let content = content(bytes, seed);
     let mut file = File::create(path).unwrap();
     file.write_all(&content).unwrap();
     file.sync_all().unwrap();

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bytes;
+mod initiator;
 mod ladder;
 mod load;
 mod matrix;
@@ -20,7 +21,7 @@ use crate::matrix::Extent;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some((what, names)) = arguments.split_first() else {
-        panic!("usage: guest-scenario ladder|matrix|matrix-all|load|rung FILESYSTEM...")
+        panic!("usage: guest-scenario ladder|matrix|matrix-all|load|rung FILESYSTEM... | initiator")
     };
     let kinds: Vec<FilesystemKind> = names.iter().map(|name| name.parse().unwrap()).collect();
     match what.as_str() {
@@ -32,6 +33,7 @@ fn main() {
             .into_iter()
             .for_each(|kind| matrix::run(kind, Extent::Everything)),
         "load" => kinds.into_iter().for_each(load::run),
+        "initiator" => initiator::run(),
         "rung" => kinds.into_iter().for_each(rung::run),
         other => panic!("there is no {other}"),
     }

@@ -1,0 +1,63 @@
+//! open-iscsi's daemon, with what it needs on a system that has nothing.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use rustix::process::{Pid, Signal};
+
+/// The name of this machine's initiator.
+pub const INITIATOR: &str = "iqn.2026-11.dev.trellis:initiator";
+/// Where open-iscsi keeps what it knows of targets.
+pub const RECORDS: &str = "/etc/iscsi/nodes";
+
+const SETTINGS: &str = "/etc/iscsi";
+const LOCKS: &str = "/run/lock";
+/// Where iscsiadm reaches the daemon: a name without a file.
+const SOCKET: &str = "@ISCSIADM_ABSTRACT_NAMESPACE";
+/// A session whose target has died gives up soon, so that nothing hangs on it after a failure.
+const CONFIGURATION: &str = "node.session.timeo.replacement_timeout = 5\n";
+
+/// The running daemon. It ends with this, also in a panic.
+pub struct Daemon {
+    child: Child,
+}
+
+/// Writes what open-iscsi's programs read.
+pub fn configure() {
+    fs::create_dir_all(SETTINGS).unwrap();
+    fs::create_dir_all(LOCKS).unwrap();
+    let name = format!("InitiatorName={INITIATOR}\n");
+    fs::write(Path::new(SETTINGS).join("initiatorname.iscsi"), name).unwrap();
+    fs::write(Path::new(SETTINGS).join("iscsid.conf"), CONFIGURATION).unwrap();
+}
+
+impl Daemon {
+    /// Starts it and waits until it can be asked.
+    pub fn start() -> Daemon {
+        let child = Command::new("/usr/sbin/iscsid").arg("-f").spawn().unwrap();
+        let daemon = Daemon { child };
+        super::wait("iscsid", || {
+            let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+            sockets.contains(SOCKET)
+        });
+        daemon
+    }
+
+    /// Ends it as a service manager would.
+    pub fn stop(mut self) {
+        let pid = Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        super::wait("the end of iscsid", || {
+            self.child.try_wait().unwrap().is_some()
+        });
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(SETTINGS);
+    }
+}

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use trellis_api::Bytes;
 
 use crate::error::{Context, Error, Result};
@@ -101,12 +102,13 @@ pub enum Problem {
     /// Nobody answers.
     #[error("nobody answers at this address; check that the target runs and can be reached")]
     Unreachable,
-    /// One of the two sides did not prove itself.
-    #[error("the proof was refused by one side; check names and secrets on both")]
+    /// The target does not take our proof.
+    #[error("the target does not take our proof; check our name and secret for CHAP on both sides")]
     Denied,
-    /// The target refused the login.
+    /// The login failed for another reason. open-iscsi tells them apart only in the log of its daemon.
     #[error(
-        "the target refused the login; check that it has this target and allows this initiator"
+        "the login failed: the target refused it, or did not prove itself; check that it has this target, that it \
+         allows this initiator, and its secret for CHAP on both sides; the log of iscsid has the reason"
     )]
     Refused,
     /// iscsid is not there.
@@ -191,6 +193,7 @@ pub fn attach(target: &Target, login: &Login, unit: u64) -> Result<Attached> {
     loop {
         if let Some(session) = target.session()?
             && let Some(device) = session.device(unit)?
+            && is_ready(&device)?
         {
             tracing::info!(target = target.name, session = session.id, device = %device.display(), "attached");
             return Ok(Attached {
@@ -331,6 +334,20 @@ impl Target {
         } else {
             Err(self.error(Problem::Name))
         }
+    }
+}
+
+/// Whether the disk can be opened and has a size. Its node is there a moment before the disk is.
+fn is_ready(device: &Path) -> Result<bool> {
+    match block::open(device) {
+        Ok(node) => {
+            let size = block::size(&node).context("read the size of", device)?;
+            Ok(size > Bytes::new(0))
+        }
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NXIO | Errno::NODEV) => Ok(false),
+            _ => Err(error).context("open", device),
+        },
     }
 }
 

@@ -1,6 +1,7 @@
 //! open-iscsi's daemon, with what it needs on a system that has nothing.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command};
 
@@ -35,7 +36,9 @@ pub fn configure() {
 impl Daemon {
     /// Starts it and waits until it can be asked.
     pub fn start() -> Daemon {
-        let child = Command::new("/usr/sbin/iscsid").arg("-f").spawn().unwrap();
+        // It ends its whole process group when it ends.
+        let mut command = Command::new("/usr/sbin/iscsid");
+        let child = command.arg("-f").process_group(0).spawn().unwrap();
         let daemon = Daemon { child };
         super::wait("iscsid", || {
             let sockets = fs::read_to_string("/proc/net/unix").unwrap();

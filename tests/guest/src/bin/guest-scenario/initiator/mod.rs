@@ -56,7 +56,7 @@ const MIB: u64 = 1 << 20;
 const PIECES: [(u64, usize); 5] = [
     (0, 4 * KIB),
     (64 << 10, 256 * KIB),
-    (MIB, 8192 * KIB),
+    (MIB, 2048 * KIB),
     (20 * MIB + 4096, 1020 * KIB),
     (30 * MIB, 64 * KIB),
 ];
@@ -232,20 +232,23 @@ impl Case {
         // gets a session or leaves its secret behind.
         let shown = iscsi::discover(served.target.portal).unwrap();
         assert_eq!(shown, [TARGET]);
-        let mut wrong = vec![Login {
+        let ours = Login {
             ours: credentials((OURS.0, "something-else-altogether")),
             ..self.login()
-        }];
+        };
+        let mut wrong = vec![(ours, Problem::Denied)];
         if self.mutual {
-            wrong.push(Login {
+            let theirs = Login {
                 theirs: credentials((THEIRS.0, "something-else-altogether")),
                 ..self.login()
-            });
+            };
+            // open-iscsi has no word of its own for a target that does not prove itself.
+            wrong.push((theirs, Problem::Refused));
         }
-        for login in wrong {
+        for (login, problem) in wrong {
             let started = Instant::now();
             let answer = iscsi::attach(&served.target, &login, UNIT.into());
-            assert_problem(answer, Problem::Denied);
+            assert_problem(answer, problem);
             println!("refused after {:.1?}", started.elapsed());
             assert_eq!(served.target.session().unwrap(), None);
             assert!(!Path::new(daemon::RECORDS).join(TARGET).exists());
@@ -318,7 +321,7 @@ impl Case {
         assert_eq!(log.count(TOLD), 1);
         println!("{} writes beside a growth", writes.into_inner());
         // The old bytes, and new ones behind them.
-        disk.verify(MIB, 8192 * KIB, 3);
+        disk.verify(MIB, 2048 * KIB, 3);
         disk.write(self.first.get() - 4096, 1024 * KIB, 77);
         disk.verify(self.first.get() - 4096, 1024 * KIB, 77);
         disk.write(to.get() - 4096, 4 * KIB, 78);
@@ -329,13 +332,14 @@ impl Case {
         // Fails if discarded or zeroed bytes do not read as zeros, if the space of discarded ones is kept, or if a
         // neighbour changes.
         let disk = Disk::open(device);
-        let (from, len) = (10 * MIB, 4 * MIB);
+        let (from, len) = (10 * MIB, 2 * MIB);
         for zero in [false, true] {
-            disk.write(from - MIB, 6144 * KIB, 90);
+            disk.write(from - MIB, 4096 * KIB, 90);
             blkdiscard(device, from, len, zero);
-            disk.assert_zeros(from, 4096 * KIB);
-            disk.verify_part(from - MIB, 6144 * KIB, 90, 0..1024 * KIB);
-            disk.verify_part(from - MIB, 6144 * KIB, 90, 5120 * KIB..6144 * KIB);
+            disk.assert_zeros(from, 2048 * KIB);
+            for neighbour in [0..1024 * KIB, 3072 * KIB..4096 * KIB] {
+                disk.verify_part(from - MIB, 4096 * KIB, 90, neighbour);
+            }
             if !zero {
                 let Answer::Now(Ok(extents)) = served.lun.extents(from, len, 8) else {
                     panic!("memory answers at once")
@@ -345,7 +349,7 @@ impl Case {
         }
         blkdiscard(device, 0, size_of(device).get(), false);
         disk.assert_zeros(0, 4096 * KIB);
-        println!("4 MiB discarded, 4 MiB zeroed, then all of it discarded");
+        println!("2 MiB discarded, 2 MiB zeroed, then all of it discarded");
     }
 
     fn assert_filesystem_grows(

@@ -62,6 +62,23 @@ fn a_read_that_is_late_is_asked_of_another_holder_and_the_first_answer_counts() 
 }
 
 #[test]
+fn where_every_read_is_late_only_some_are_asked_twice() {
+    // Fails if slow disks get twice the reads because they are slow.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    for id in 0..200 {
+        stage.io(id, READ);
+    }
+    for number in 0..3 {
+        stage.take(number);
+    }
+    for _ in 0..10 {
+        stage.wait(60);
+    }
+    let again: usize = (0..3).map(|number| stage.take(number).len()).sum();
+    assert!((1..=16).contains(&again), "{again} were asked twice");
+}
+
+#[test]
 fn a_late_read_is_not_asked_again_while_a_write_of_its_bytes_is_not_acknowledged() {
     // Fails if a client can see what may yet vanish.
     let mut stage = Stage::serving(3, 4 * MIB);
@@ -294,30 +311,6 @@ fn the_first_writes_of_an_epoch_share_the_sync_of_their_stamps() {
         puppet.disk_done();
     }
     assert!(puppet.disk_op().is_none());
-}
-
-#[test]
-fn writes_from_region_to_region_are_stamped_ahead() {
-    // Fails if a long sequential write costs a sync a region, or regions far away are stamped.
-    let mut puppet = Puppet::taking_part(64 * MIB);
-    let mut syncs = Vec::new();
-    for (seq, region) in (1..).zip(20..40) {
-        puppet.write(seq, region);
-        puppet.go_on();
-        if let Some((_, DiskOp::Persist(change))) = puppet.disk_op() {
-            let stamps = change.stamps.iter();
-            syncs.push(stamps.map(|(region, _)| region.0).collect::<Vec<_>>());
-            puppet.disk_done();
-        }
-        puppet.disk_done();
-    }
-    let runs: Vec<Vec<u32>> = vec![
-        vec![20],
-        (21..29).collect(),
-        (29..37).collect(),
-        (37..45).collect(),
-    ];
-    assert_eq!(syncs, runs);
 }
 
 #[test]

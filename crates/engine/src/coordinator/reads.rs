@@ -12,6 +12,10 @@ use super::peer::Session;
 use super::{Coordinator, Effect, IoError};
 use crate::proto::{Content, ReadFault, ReplicaId, Request, overlap};
 
+/// Reads that two replicas may be asked for at the same time. Where disks are merely slow, asking twice
+/// for everything would make them slower.
+const HEDGES_MAX: usize = 16;
+
 /// A read that was sent.
 #[derive(Debug)]
 pub(super) struct PendingRead {
@@ -190,11 +194,14 @@ impl Coordinator {
     /// Asks another holder for what is late.
     pub(super) fn hedge_reads(&mut self, out: &mut Vec<Effect>) {
         let limit = self.settings.limits.hedge_ms;
+        let waits = |read: &&PendingRead| read.io.is_some() && read.twin.is_some();
+        let hedged = self.reads.values().filter(waits).count() / 2;
         let late: Vec<u64> = self
             .reads
             .iter()
             .filter(|(_, read)| read.io.is_some() && read.twin.is_none())
             .filter(|(_, read)| self.now.saturating_sub(read.at) >= limit)
+            .take(HEDGES_MAX.saturating_sub(hedged))
             .map(|(tag, _)| *tag)
             .collect();
         for tag in late {

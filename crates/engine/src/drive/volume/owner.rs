@@ -38,9 +38,6 @@ const ROUNDS_PER_TURN: usize = 64;
 /// How many generations are tried at the start, each above the highest that a replica told of.
 const GENERATIONS_TRIED_MAX: u32 = 16;
 
-/// How long a request waits for space that is missing.
-const SPACE_PATIENCE: Duration = Duration::from_secs(5);
-
 /// How long a growth is waited for that is neither done nor held.
 const GROWTH_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -351,13 +348,12 @@ impl Owner {
     }
 
     fn give_up(&mut self, now: Instant) {
-        let (patience, error) = if self.coordinator.lacks_space() {
-            let patience = self.settings.patience.min(SPACE_PATIENCE);
-            (patience, VolumeError::NoSpace)
+        let error = if self.coordinator.lacks_space() {
+            VolumeError::NoSpace
         } else {
-            (self.settings.patience, VolumeError::NotReady)
+            VolumeError::NotReady
         };
-        for id in self.requests.give_up(patience, error) {
+        for id in self.requests.give_up(self.settings.patience, error) {
             self.take(Event::Cancel { id });
         }
         let late = |since: Instant, limit: Duration| now.duration_since(since) > limit;

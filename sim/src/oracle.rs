@@ -199,11 +199,16 @@ impl Oracle {
         };
         for ((block, (allowed, written)), value) in (read.first..).zip(read.allowed).zip(values) {
             self.compared += 1;
-            let number = self.acked_last;
             let part = self.writes.values().find(|write| {
                 write.partial && write.blocks.contains(&block) && write.value == *value
             });
             let part = part.map(|write| write.excused);
+            if part.is_some() {
+                // What was shown is kept by the flushes that are asked for from now on, not by those that
+                // were asked for before.
+                self.acked_last += 1;
+            }
+            let number = self.acked_last;
             let slot = self.block(block);
             if slot.tainted {
                 continue;

@@ -23,6 +23,7 @@ impl VolumeFile {
 fn told(error: VolumeError) -> BackingError {
     match error {
         VolumeError::Medium => BackingError::Medium,
+        VolumeError::NoSpace => BackingError::NoSpace,
         VolumeError::OutOfRange | VolumeError::Unaligned => BackingError::OutOfRange,
         // Whoever takes over will be asked again.
         _ => BackingError::NotReady,

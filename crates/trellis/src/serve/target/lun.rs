@@ -26,6 +26,7 @@ impl VolumeLun {
 fn told(error: VolumeError) -> LunError {
     match error {
         VolumeError::Medium => LunError::Medium,
+        VolumeError::NoSpace => LunError::NoSpace,
         VolumeError::OutOfRange | VolumeError::Unaligned => LunError::OutOfRange,
         // The initiator tries again; whoever takes over will answer it.
         _ => LunError::NotReady,

@@ -29,7 +29,6 @@ pub fn set_up() -> io::Result<()> {
         ("proc", "/proc"),
         ("sysfs", "/sys"),
         ("devtmpfs", "/dev"),
-        ("tmpfs", "/tmp"),
         ("tmpfs", "/run"),
     ] {
         rustix::mount::mount(kind, target, kind, none, None)?;

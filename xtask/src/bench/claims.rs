@@ -19,8 +19,6 @@ const FIRST: Bytes = Bytes::mib(16);
 const GROWN: Bytes = Bytes::mib(32);
 /// Requests under way at the same time.
 const AT_ONCE: usize = 64;
-/// How long the service may take to come to rest before it is called idle.
-const SETTLES: Duration = Duration::from_secs(5);
 
 /// Creates `count` claims, waits until all are bound, grows all, and looks at the service when idle.
 pub async fn run(
@@ -78,10 +76,7 @@ pub async fn run(
     drop(client);
     drop(claims);
 
-    tokio::time::sleep(SETTLES).await;
-    let (cpu, at) = (service.cpu()?, Instant::now());
-    tokio::time::sleep(Duration::from_secs(idle_seconds)).await;
-    let idle = (service.cpu()? - cpu).as_secs_f64() / at.elapsed().as_secs_f64() * 100.0;
+    let idle = service.idle_percent(idle_seconds).await?;
     let (resident, peak) = service.memory_mb()?;
 
     let number = f64::from(u32::try_from(count)?);

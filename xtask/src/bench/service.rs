@@ -4,12 +4,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tempfile::TempDir;
+
+/// How long the service may take to come to rest before it is called idle.
+pub const SETTLES: Duration = Duration::from_secs(5);
 
 /// A service in a temporary directory below the one that is measured.
 pub struct Service {
@@ -124,6 +127,14 @@ impl Service {
         };
         // A tick is a hundredth of a second wherever Linux runs.
         Ok(Duration::from_millis((ticks(11) + ticks(12)) * 10))
+    }
+
+    /// Lets it come to rest, then looks at it for so long: processor time in percent of a core.
+    pub async fn idle_percent(&self, seconds: u64) -> anyhow::Result<f64> {
+        tokio::time::sleep(SETTLES).await;
+        let (cpu, at) = (self.cpu()?, Instant::now());
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        Ok((self.cpu()? - cpu).as_secs_f64() / at.elapsed().as_secs_f64() * 100.0)
     }
 
     /// Resident memory: the present and the highest, in MB.

@@ -14,15 +14,13 @@ use trellis_api::Bytes;
 use trellis_api::kinds::{ATTACHMENT_FINALIZER, Attachment, AttachmentPhase, AttachmentSpec, Pool};
 
 use super::claims::{all_at_once, all_have};
-use super::service::Service;
+use super::service::{SETTLES, Service};
 use super::statistics::{Times, millis};
 
 const FIRST: Bytes = Bytes::mib(320);
 const BY: Bytes = Bytes::mib(16);
 /// How many of them are grown, one after the other.
 const GROWTHS: usize = 20;
-/// How long the service may take to come to rest before it is called idle.
-const SETTLES: Duration = Duration::from_secs(5);
 
 /// Mounts `count` volumes, grows some of them one by one, and looks at the service when idle.
 pub async fn run(
@@ -60,9 +58,8 @@ pub async fn run(
     drop((claims, attachments, client));
 
     tokio::time::sleep(SETTLES).await;
-    let (cpu, before, at) = (service.cpu()?, observed(&service)?, Instant::now());
-    tokio::time::sleep(Duration::from_secs(idle_seconds)).await;
-    let idle = (service.cpu()? - cpu).as_secs_f64() / at.elapsed().as_secs_f64() * 100.0;
+    let before = observed(&service)?;
+    let idle = service.idle_percent(idle_seconds).await?;
     let at_rest = observed(&service)? - before;
     let (resident, peak) = service.memory_mb()?;
 

@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use uuid::Uuid;
 
-use crate::proto::{Epoch, Key, Region};
+use crate::proto::{Epoch, Key, Region, Stale};
 
 /// Bytes that are being read. Every read answers nothing when they are used up.
 pub(super) struct Cursor<'a>(pub(super) &'a [u8]);
@@ -47,6 +47,18 @@ impl Cursor<'_> {
         Some(Key {
             epoch: self.epoch()?,
             seq: self.u64()?,
+        })
+    }
+
+    /// Whether a region waits for repair, and since when.
+    pub(super) fn stale(&mut self) -> Option<Option<Stale>> {
+        Some(match self.u8()? {
+            0 => None,
+            mark @ (1 | 2) => Some(Stale {
+                key: self.key()?,
+                mixed: mark == 2,
+            }),
+            _ => return None,
         })
     }
 
@@ -99,6 +111,16 @@ impl Writer<'_> {
     pub(super) fn key(&mut self, value: Key) {
         self.u64(value.epoch.get());
         self.u64(value.seq);
+    }
+
+    pub(super) fn stale(&mut self, stale: Option<Stale>) {
+        match stale {
+            None => self.u8(0),
+            Some(stale) => {
+                self.u8(if stale.mixed { 2 } else { 1 });
+                self.key(stale.key);
+            }
+        }
     }
 
     pub(super) fn list<T>(&mut self, list: &[T], mut write: impl FnMut(&mut Self, &T)) {

@@ -7,7 +7,7 @@ use super::cursor::{Cursor, Writer};
 use crate::proto::{
     Answer, Body, Config, Content, Entry, EntryOp, Envelope, JoinTerms, Promise,
     REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState, Request, SNAPSHOTS_MAX,
-    SnapshotRecord, Stale, View, Welcome,
+    SnapshotRecord, View, Welcome,
 };
 
 /// Writes the fields behind `out` and returns the payload.
@@ -327,26 +327,14 @@ pub(super) fn promise(from: &mut Cursor<'_>) -> Option<Promise> {
 
 fn put_state(to: &mut Writer<'_>, state: &RegionState) {
     to.u64(state.stamp.get());
-    match state.stale {
-        None => to.u8(0),
-        Some(stale) => {
-            to.u8(if stale.mixed { 2 } else { 1 });
-            to.key(stale.key);
-        }
-    }
+    to.stale(state.stale);
 }
 
 fn state(from: &mut Cursor<'_>) -> Option<RegionState> {
-    let stamp = from.epoch()?;
-    let stale = match from.u8()? {
-        0 => None,
-        mark @ (1 | 2) => Some(Stale {
-            key: from.key()?,
-            mixed: mark == 2,
-        }),
-        _ => return None,
-    };
-    Some(RegionState { stamp, stale })
+    Some(RegionState {
+        stamp: from.epoch()?,
+        stale: from.stale()?,
+    })
 }
 
 pub(super) fn put_snapshot(to: &mut Writer<'_>, record: &SnapshotRecord) {

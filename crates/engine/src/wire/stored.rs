@@ -110,24 +110,9 @@ fn optional<'a, T>(
 
 fn put_stale(to: &mut Writer<'_>, region: Region, stale: Option<Stale>) {
     to.u32(region.0);
-    match stale {
-        None => to.u8(0),
-        Some(stale) => {
-            to.u8(if stale.mixed { 2 } else { 1 });
-            to.key(stale.key);
-        }
-    }
+    to.stale(stale);
 }
 
 fn stale(from: &mut Cursor<'_>) -> Option<(Region, Option<Stale>)> {
-    let region = from.region()?;
-    let stale = match from.u8()? {
-        0 => None,
-        mark @ (1 | 2) => Some(Stale {
-            key: from.key()?,
-            mixed: mark == 2,
-        }),
-        _ => return None,
-    };
-    Some((region, stale))
+    Some((from.region()?, from.stale()?))
 }

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use kube::ResourceExt;
 use trellis_api::Bytes;
-use trellis_api::kinds::{Attachment, Content, Replica, RungStatus, Target, Volume};
+use trellis_api::kinds::{Attachment, Content, Replica, RungStatus, Target, Via, Volume};
 
 use crate::world::{World, claim_group, orphan_claim};
 
@@ -73,6 +73,18 @@ impl View {
         let copy = |each: &Arc<Replica>| each.spec.replica_id.is_empty();
         let volume = self.volume.as_ref().map(|volume| volume.spec.replicated);
         volume.unwrap_or_else(|| self.replicas.iter().any(copy))
+    }
+
+    /// The way that its bytes take to a node. Its uses still tell when the volume is gone.
+    pub fn way(&self) -> Via {
+        let used = self.attachments.iter();
+        let used = || used.clone().find_map(|each| each.status.as_ref()?.via);
+        let volume = self.volume.as_ref().map(|volume| volume.spec.way());
+        volume.or_else(used).unwrap_or(if self.is_replicated() {
+            Via::Fuse
+        } else {
+            Via::Local
+        })
     }
 
     /// What is known of the bytes: of every copy that is used where it lies, or what the target shows.

@@ -1,11 +1,13 @@
 //! This machine, as the agent needs it: the replica store and the kernel joined behind one trait, and
 //! their errors told as the holds that a user reads.
 
+mod hold;
+
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use trellis_api::kinds::{Content, FilesystemKind};
+use trellis_api::kinds::{Content, FilesystemKind, Via};
 use trellis_api::step::{self, Step};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::agent::machine::{
@@ -17,10 +19,11 @@ use trellis_control::view::now;
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
 use trellis_node::sys::block::DeviceNumber;
 use trellis_node::sys::{loopdev, mountinfo};
-use trellis_node::volume::Fault;
+use trellis_node::volume::{Carrier, Fault};
 use trellis_node::{fuse, probe, volume};
 use uuid::Uuid;
 
+use self::hold::{fault_hold, gone, node_hold, store_hold};
 use crate::serve::{Supervisor, Wake};
 
 /// Where the kernel tells its present run from all others.
@@ -147,7 +150,9 @@ impl ThisMachine {
         // The device of a filesystem can always be written to: a read-only mount may have to replay its
         // journal. The device of a block volume is what its user gets.
         let device_read_only = stage.read_only && stage.filesystem.is_none();
-        let device = volume::attach(&stage.backing, device_read_only)
+        let device = self
+            .carrier(stage)
+            .attach(device_read_only)
             .map_err(node_hold)?
             .path;
         if let Some(kind) = stage.filesystem {
@@ -200,9 +205,17 @@ impl ThisMachine {
         })
     }
 
+    /// What carries the volume's bytes.
+    fn carrier(&self, stage: &Stage) -> Carrier {
+        match stage.via {
+            Via::Local | Via::Fuse => Carrier::File(stage.backing.clone()),
+            Via::Iscsi => self.processes.by_iscsi(&stage.volume),
+        }
+    }
+
     /// The number of the volume's device. One on a file that nobody serves any more is known by the file's path.
     fn device_of(&self, stage: &Stage) -> Result<Option<DeviceNumber>, Hold> {
-        if !volume::is_unreachable(&stage.backing) {
+        if stage.via == Via::Iscsi || !volume::is_unreachable(&stage.backing) {
             return Ok(self.observe(stage)?.device.map(|device| device.number));
         }
         let devices = loopdev::on_path(&stage.backing).map_err(node_hold)?;
@@ -210,7 +223,9 @@ impl ThisMachine {
     }
 
     fn observe(&self, stage: &Stage) -> Result<volume::Observation, Hold> {
-        volume::observe(&stage.backing, &self.mount_of(stage)).map_err(node_hold)
+        self.carrier(stage)
+            .observe(&self.mount_of(stage))
+            .map_err(node_hold)
     }
 }
 
@@ -228,20 +243,6 @@ fn identity(place: &ReplicaPlace) -> Result<Identity, Hold> {
         volume: parse(&place.volume_id)?,
         replica: parse(&place.replica_id)?,
     })
-}
-
-fn gone(stage: &Stage) -> Hold {
-    Hold::new(
-        HoldReason::DeviceGone,
-        format!(
-            "No block device carries {} any more.",
-            stage.backing.display()
-        ),
-    )
-}
-
-fn fault_hold(stage: &Stage, fault: &Fault) -> Hold {
-    Hold::new(fault.reason(), format!("Volume {}: {fault}.", stage.volume))
 }
 
 /// The paths from which somebody has taken the volume away. If what they are built on is gone or broken, that
@@ -375,6 +376,9 @@ impl Machine for ThisMachine {
     }
 
     fn retire_target(&self, volume: &str) -> Result<(), Hold> {
+        // A session that nobody knows of any more, because its use and its volume are gone.
+        let session = self.processes.by_iscsi(volume);
+        session.detach().map_err(node_hold)?;
         self.processes.retire_target(volume)?;
         step::reached(Step::TargetRetired);
         Ok(())
@@ -472,11 +476,15 @@ impl Machine for ThisMachine {
 
     fn raise_stage(&self, stage: &Stage, rung: Rung, to: Bytes) -> Result<(), Hold> {
         match (rung, stage.filesystem) {
-            (Rung::Device, _) => volume::grow_device(&stage.backing, to)
+            (Rung::Device, _) => self
+                .carrier(stage)
+                .grow_device(to)
                 .map(drop)
                 .map_err(node_hold),
             (Rung::Filesystem, Some(kind)) => {
-                let device = loopdev::find(&stage.backing)
+                let device = self
+                    .carrier(stage)
+                    .device()
                     .map_err(node_hold)?
                     .ok_or_else(|| gone(stage))?;
                 volume::grow_filesystem(kind, &self.mount_of(stage), &device.path)
@@ -506,6 +514,9 @@ impl Machine for ThisMachine {
     fn unstage(&self, stage: &Stage) -> Result<(), Hold> {
         let device = self.device_of(stage)?;
         volume::unstage(&self.mount_of(stage), device).map_err(node_hold)?;
+        if stage.via == Via::Iscsi {
+            return self.carrier(stage).detach().map(drop).map_err(node_hold);
+        }
         if volume::is_unreachable(&stage.backing) {
             let place = stage.backing.parent().unwrap_or(&stage.backing);
             return fuse::dismantle(place).map(drop).map_err(node_hold);
@@ -540,56 +551,4 @@ pub fn fill(usage: &volume::Usage) -> Fill {
         inodes_used: usage.inodes_used,
         inodes_free: usage.inodes_available,
     }
-}
-
-/// An error with all its causes as one sentence.
-fn sentence(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text.push_str(": ");
-        text.push_str(&next.to_string());
-        cause = next.source();
-    }
-    text
-}
-
-fn store_hold(error: trellis_engine::Error) -> Hold {
-    use trellis_engine::Error;
-    let reason = match &error {
-        Error::PoolNotDirectory { .. }
-        | Error::PoolOwned { .. }
-        | Error::PoolUnknown { .. }
-        | Error::PoolIdBad { .. }
-        | Error::PoolCrowded { .. } => HoldReason::PoolNotReady,
-        Error::NoSpace { .. } => HoldReason::NoSpaceInPool,
-        Error::SizeTooLarge { .. } | Error::FileTooLong { .. } => HoldReason::SizeTooLarge,
-        Error::ThickUnsupported { .. } => HoldReason::ClassInvalid,
-        // A copy that is not there is most often on a disk that is not mounted.
-        Error::ReplicaAbsent { .. } | Error::ReplicaRemoved { .. } => {
-            HoldReason::ReplicaUnavailable
-        }
-        error if is_no_space(error) => HoldReason::NoSpaceInPool,
-        Error::Io { .. } => HoldReason::ReplicaUnavailable,
-        _ => HoldReason::ReplicaDamaged,
-    };
-    Hold::new(reason, sentence(&error))
-}
-
-fn is_no_space(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(next) = cause {
-        if next
-            .downcast_ref::<std::io::Error>()
-            .is_some_and(|io| io.kind() == std::io::ErrorKind::StorageFull)
-        {
-            return true;
-        }
-        cause = next.source();
-    }
-    false
-}
-
-fn node_hold(error: trellis_node::Error) -> Hold {
-    Hold::new(error.reason(), sentence(&error))
 }

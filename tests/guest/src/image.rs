@@ -13,8 +13,9 @@ use tempfile::NamedTempFile;
 use crate::artifacts::Artifacts;
 use crate::cpio::Archive;
 use crate::error::{Context, Error, Result};
-use crate::kernel::{Kernel, kernel, succeeded};
+use crate::kernel::{Kernel, kernel};
 use crate::modules::Modules;
+use crate::package::{succeeded, unpacked};
 
 /// Modules that are loaded at boot, in this order.
 const ALWAYS: [&str; 7] = [
@@ -31,7 +32,7 @@ const ALWAYS: [&str; 7] = [
 const ON_REQUEST: [&str; 4] = ["btrfs", "iscsi_tcp", "sd_mod", "dm_mod"];
 /// Tools. They are found where a shell finds them and are put in
 /// `/usr/sbin`.
-const TOOLS: [&str; 23] = [
+const TOOLS: [&str; 21] = [
     "mkfs.ext3",
     "mkfs.ext4",
     "mke2fs",
@@ -53,9 +54,20 @@ const TOOLS: [&str; 23] = [
     "umount",
     "blkid",
     "blkdiscard",
-    "iscsid",
-    "iscsiadm",
 ];
+/// Linux's initiator in user space, with the libraries that nothing else brings. Installed on the machine itself it
+/// would begin to run there.
+const INITIATOR: [&str; 6] = [
+    "open-iscsi",
+    "libopeniscsiusr",
+    "libisns0",
+    "libkmod2",
+    "libmount1",
+    "libssl3",
+];
+const INITIATOR_TOOLS: [&str; 2] = ["iscsid", "iscsiadm"];
+/// Where a package has libraries.
+const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 /// Files that are taken over as they are.
 const FILES: [&str; 1] = ["/etc/mke2fs.conf"];
 const DIRECTORIES: [&str; 6] = ["proc", "sys", "dev", "tmp", "run", "scratch"];
@@ -84,13 +96,20 @@ impl Image {
         content.stripped(artifacts.program("guest-init")?, "/init")?;
         for program in artifacts.for_guest() {
             content.stripped(program, &program.to_string_lossy())?;
-            content.with_libraries(program)?;
+            content.with_libraries(program, None)?;
         }
-        content.with_libraries(artifacts.program("guest-init")?)?;
+        content.with_libraries(artifacts.program("guest-init")?, None)?;
         for tool in TOOLS {
             let path = find_tool(tool)?;
             content.file(&path, &format!("/usr/sbin/{tool}"));
-            content.with_libraries(&path)?;
+            content.with_libraries(&path, None)?;
+        }
+        let names = || Ok(INITIATOR.map(str::to_owned).to_vec());
+        let initiator = unpacked("initiator", names)?;
+        for tool in INITIATOR_TOOLS {
+            let path = tool_in(tool, &initiator)?;
+            content.file(&path, &format!("/usr/sbin/{tool}"));
+            content.with_libraries(&path, Some(&initiator))?;
         }
         for file in FILES {
             content.file(Path::new(file), file);
@@ -163,18 +182,32 @@ impl Content {
         Ok(())
     }
 
-    /// The shared libraries of a program, and what loads them.
-    fn with_libraries(&mut self, program: &Path) -> Result<()> {
-        let said = Command::new("ldd").arg(program).output();
+    /// The shared libraries of a program, and what loads them. Those of packages that were unpacked at `root` are
+    /// where they would be if these were installed.
+    fn with_libraries(&mut self, program: &Path, root: Option<&Path>) -> Result<()> {
+        let mut ldd = Command::new("ldd");
+        if let Some(root) = root {
+            let places = LIBRARIES.map(|place| root.join(place).display().to_string());
+            ldd.env("LD_LIBRARY_PATH", places.join(":"));
+        }
         // ldd fails for a program that needs no library at all.
-        let Ok(said) = succeeded("ldd", said) else {
+        let Ok(said) = succeeded("ldd", ldd.arg(program).output()) else {
             return Ok(());
         };
+        if let Some(missing) = said.lines().find(|line| line.contains("not found")) {
+            return Err(Error::Incomplete {
+                path: program.to_owned(),
+                what: missing.trim().to_owned(),
+            });
+        }
         for line in said.lines() {
             let Some(path) = line.split_whitespace().find(|word| word.starts_with('/')) else {
                 continue;
             };
-            self.file(Path::new(path), path);
+            let path = Path::new(path);
+            let inside = root.and_then(|root| path.strip_prefix(root).ok());
+            let at = inside.map_or(path.to_owned(), |inside| Path::new("/").join(inside));
+            self.file(path, &at.to_string_lossy());
         }
         Ok(())
     }
@@ -240,11 +273,17 @@ fn busybox() -> Result<Busybox> {
 }
 
 fn find_tool(name: &str) -> Result<PathBuf> {
-    let places = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(Path::new);
-    let found = places.iter().map(|place| place.join(name));
-    let found = found.into_iter().find(|path| path.is_file());
-    found.ok_or_else(|| Error::Incomplete {
-        path: PathBuf::from("/usr"),
-        what: format!("{name}; `scripts/setup` installs it"),
-    })
+    tool_in(name, Path::new("/"))
+}
+
+/// The program of that name in a tree of directories.
+fn tool_in(name: &str, root: &Path) -> Result<PathBuf> {
+    let places = ["usr/sbin", "usr/bin", "sbin", "bin"];
+    let mut found = places.iter().map(|place| root.join(place).join(name));
+    found
+        .find(|path| path.is_file())
+        .ok_or_else(|| Error::Incomplete {
+            path: root.to_owned(),
+            what: format!("{name}; `scripts/setup` installs what the machine must have"),
+        })
 }

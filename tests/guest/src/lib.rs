@@ -20,6 +20,7 @@ pub mod error;
 pub mod image;
 pub mod kernel;
 pub mod modules;
+mod package;
 pub mod protocol;
 pub mod qemu;
 pub mod run;

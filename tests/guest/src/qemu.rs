@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::error::{Context, Error, Result};
 use crate::image::Image;
-use crate::kernel::succeeded;
+use crate::package::succeeded;
 use crate::protocol::PORT;
 
 /// The guest's memory and processors.

@@ -146,6 +146,25 @@ pub const ALL: &[Scenario] = &[
         limit_s: 240,
         always: true,
     },
+    // Fails if a claim of three copies that comes by Linux's own initiator does not mount, grow while it is written to and
+    // while nobody uses it, survive the death of its target and of the service at every step of the disk, or leave
+    // nothing behind.
+    Scenario {
+        name: "copies",
+        program: Program::Own("guest-scenario"),
+        arguments: &["copies", "ext4"],
+        modules: &["iscsi_tcp", "sd_mod", "fuse"],
+        limit_s: 600,
+        always: true,
+    },
+    Scenario {
+        name: "copies-xfs",
+        program: Program::Own("guest-scenario"),
+        arguments: &["copies", "xfs"],
+        modules: &["iscsi_tcp", "sd_mod", "fuse"],
+        limit_s: 600,
+        always: false,
+    },
     // Prints how long the filesystem rung takes beside the bare ioctl and the filesystem's own program.
     Scenario {
         name: "rung",

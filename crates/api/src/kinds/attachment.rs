@@ -5,7 +5,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{FilesystemKind, RungStatus};
+use super::{FilesystemKind, RungStatus, Via};
 use crate::{Bytes, Hold};
 
 /// Where and how a claim shall be used. Made by whoever wants to use it; deleting it ends the use.
@@ -44,9 +44,9 @@ pub struct AttachmentStatus {
     /// The volume that the claim is bound to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// The way the bytes take: `local` for a single copy on its node, `fuse` for several copies.
+    /// The way the bytes take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub via: Option<String>,
+    pub via: Option<Via>,
     /// The block device on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,

@@ -20,7 +20,7 @@ pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
 pub use target::{Members, ReplicaSeen, ReplicaState, Target, TargetSpec, TargetStatus};
 pub use volume::{
-    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime, Volume,
+    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime, Via, Volume,
     VolumePhase, VolumeSpec, VolumeStatus,
 };
 

@@ -42,6 +42,9 @@ pub struct VolumeSpec {
     /// is used where it lies. Decided when the volume is made.
     #[serde(default)]
     pub replicated: bool,
+    /// How a volume behind a target is brought to a node; `fuse` if it is not said. Decided when the volume is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub via: Option<Via>,
     /// Whether every byte is allocated from the start.
     #[serde(default)]
     pub thick: bool,
@@ -54,6 +57,30 @@ pub struct VolumeSpec {
     /// The growth that led to the present goal; none while it has the size it was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growth: Option<GrowthRequest>,
+}
+
+/// The way that a volume's bytes take between a node's kernel and its copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Via {
+    /// A loop device on the file of the only copy, where it lies.
+    Local,
+    /// A loop device on a file that the target shows.
+    Fuse,
+    /// A disk of the kernel's own iSCSI initiator, logged in at the target.
+    Iscsi,
+}
+
+impl VolumeSpec {
+    /// The way that its bytes take.
+    pub fn way(&self) -> Via {
+        let behind_target = self.via.unwrap_or(Via::Fuse);
+        if self.replicated {
+            behind_target
+        } else {
+            Via::Local
+        }
+    }
 }
 
 fn by_default() -> bool {

@@ -86,7 +86,7 @@ pub(super) fn volume() -> Kind {
     Kind {
         validate: |change| {
             frozen(change, |field| {
-                matches!(field, "class" | "replicated" | "filesystem")
+                matches!(field, "class" | "replicated" | "via" | "filesystem")
             })
         },
         ..custom::<Volume>(names, columns::VOLUME)

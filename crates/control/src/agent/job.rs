@@ -145,6 +145,7 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
     let staging = Some(Stage {
         volume: view.key.clone(),
         backing: PathBuf::new(),
+        via: view.way(),
         filesystem: view
             .volume
             .as_ref()
@@ -384,6 +385,7 @@ mod tests {
             replicas: 1,
             consistency_factor: 1,
             replicated: false,
+            via: None,
             thick: false,
             filesystem: None,
             online_growth: true,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use trellis_api::kinds::{Content, FilesystemKind, Members, ReplicaSeen, Usage};
+use trellis_api::kinds::{Content, FilesystemKind, Members, ReplicaSeen, Usage, Via};
 use trellis_api::{Bytes, Hold, Rung};
 
 /// A copy of a volume on a pool of this machine.
@@ -33,8 +33,10 @@ pub struct ReplicaPlace {
 pub struct Stage {
     /// The volume's name.
     pub volume: String,
-    /// The file that holds its bytes.
+    /// The file that holds its bytes, or through which its target shows them.
     pub backing: PathBuf,
+    /// The way that they take from there to the kernel.
+    pub via: Via,
     /// Its filesystem; none for a block volume.
     pub filesystem: Option<FilesystemKind>,
     /// Every use is read-only.

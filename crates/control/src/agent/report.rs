@@ -14,6 +14,7 @@ use trellis_api::kinds::{
 use trellis_api::{Bytes, Hold, HoldReason, Next, Observed, Rung, next_step};
 
 use super::job::{Job, UseJob};
+use super::machine::Stage;
 use super::work::Outcome;
 use crate::claim::plan::{Note, claim_place};
 use crate::claim::{provision, status};
@@ -239,6 +240,11 @@ pub fn use_writes(
     writes
 }
 
+/// How the volume was brought into use, for a use that there is.
+fn stage_of(job: &Job, attached: bool) -> Option<&Stage> {
+    job.staging.as_ref().filter(|_| attached)
+}
+
 fn use_write(
     view: &View,
     job: &Job,
@@ -282,24 +288,13 @@ fn use_write(
         } else {
             old.volume.clone()
         },
-        via: attached.then(|| {
-            if view.is_replicated() {
-                "fuse"
-            } else {
-                "local"
-            }
-            .to_owned()
-        }),
+        via: stage_of(job, attached).map(|stage| stage.via),
         device: outcome
             .stage
             .as_ref()
             .filter(|_| attached)
             .map(|stage| stage.device.clone()),
-        filesystem: job
-            .staging
-            .as_ref()
-            .filter(|_| attached)
-            .and_then(|stage| stage.filesystem),
+        filesystem: stage_of(job, attached).and_then(|stage| stage.filesystem),
         boot_id: attached.then(|| boot_id.to_owned()),
         capacity: rungs.iter().map(|rung| rung.size).min(),
         rungs,

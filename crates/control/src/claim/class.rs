@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::StorageClass;
-use trellis_api::kinds::{FSTYPE_PARAMETER, FilesystemKind, PROVISIONER};
+use trellis_api::kinds::{FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, Via};
 use trellis_api::{Hold, HoldReason};
 
 /// A class in our own terms.
@@ -16,6 +16,8 @@ pub struct Class {
     pub replicas: u32,
     /// How many of them must have a write before it is acknowledged.
     pub consistency_factor: u32,
+    /// How a volume is brought to a node through a target; none if its only copy is used where it lies.
+    pub via: Option<Via>,
     /// Whether every byte is allocated from the start.
     pub thick: bool,
     /// The filesystem to make.
@@ -45,6 +47,7 @@ impl Class {
             pools: Vec::new(),
             replicas: 1,
             consistency_factor: 0,
+            via: None,
             thick: false,
             filesystem: FilesystemKind::default(),
             online_growth: true,
@@ -71,6 +74,9 @@ impl Class {
                 );
                 Hold::new(HoldReason::ClassInvalid, message)
             })?;
+        }
+        if read.replicas > 1 {
+            read.via = read.via.or(Some(Via::Fuse));
         }
         if read.consistency_factor == 0 {
             read.consistency_factor = read.replicas / 2 + 1;
@@ -100,6 +106,14 @@ impl Class {
                 self.consistency_factor = copies(value).ok_or(allowed)?;
                 Ok(())
             }
+            "via" => {
+                self.via = Some(match value {
+                    "fuse" => Via::Fuse,
+                    "iscsi" => Via::Iscsi,
+                    _ => return Err("\"fuse\" or \"iscsi\""),
+                });
+                Ok(())
+            }
             "pools" => {
                 self.pools = value
                     .split(',')
@@ -125,7 +139,7 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, pools, thick, onlineGrowth and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, via, pools, thick, onlineGrowth and csi.storage.k8s.io/fstype",
             ),
         }
     }
@@ -181,6 +195,20 @@ mod tests {
         assert_eq!((read.replicas, read.consistency_factor), (3, 3));
     }
 
+    // Fails if several copies are used without a target, or one that was asked for is not.
+    #[test]
+    fn a_target_stands_before_several_copies_and_where_it_is_asked_for() {
+        let via = |parameters: &[(&str, &str)]| {
+            let read = Class::read(&class(parameters)).expect("a valid class");
+            read.via
+        };
+        assert_eq!(via(&[]), None);
+        assert_eq!(via(&[("replicas", "3")]), Some(Via::Fuse));
+        let asked = [("via", "iscsi"), ("replicas", "3")];
+        assert_eq!(via(&asked), Some(Via::Iscsi));
+        assert_eq!(via(&asked[..1]), Some(Via::Iscsi));
+    }
+
     // Fails if a misspelt or impossible parameter is taken as if it were not there.
     #[test]
     fn parameters_that_are_not_understood_are_refused() {
@@ -192,6 +220,7 @@ mod tests {
             ("replicas", "6"),
             ("consistencyFactor", "0"),
             ("consistencyFactor", "2"),
+            ("via", "nvme"),
             ("pools", "a,,b"),
             (FSTYPE_PARAMETER, "ntfs"),
             ("engine", "zfs"),

@@ -183,7 +183,16 @@ pub fn discover(portal: SocketAddr) -> Result<Vec<String>> {
 pub fn attach(target: &Target, login: &Login, unit: u64) -> Result<Attached> {
     target.check_name()?;
     let settings = record::settings(login).ok_or_else(|| target.error(Problem::Credentials))?;
-    let adopted = target.session()?.is_some();
+    let mut session = target.session()?;
+    // The target has moved to another address, where this session will never find it again.
+    if session
+        .as_ref()
+        .is_some_and(|session| session.portal != target.portal)
+    {
+        detach(target)?;
+        session = None;
+    }
+    let adopted = session.is_some();
     if !adopted && let Err(error) = target.log_in(&settings) {
         // It holds a secret, and nothing is left to use it for.
         let _ = target.forget();
@@ -206,6 +215,14 @@ pub fn attach(target: &Target, login: &Login, unit: u64) -> Result<Attached> {
             return Err(target.error(Problem::NoDevice { unit }));
         }
         thread::sleep(SETTLE_PAUSE);
+    }
+}
+
+/// The disk of one of a target's units, if there is a session with the target.
+pub fn find(target: &Target, unit: u64) -> Result<Option<PathBuf>> {
+    match target.session()? {
+        Some(session) => session.device(unit),
+        None => Ok(None),
     }
 }
 
@@ -249,7 +266,11 @@ pub fn detach(target: &Target) -> Result<bool> {
     for device in &devices {
         refuse_claimed(device)?;
     }
-    target.iscsiadm(&["--logout"], LOGOUT_LIMIT)?;
+    let there = Target {
+        portal: session.portal,
+        ..target.clone()
+    };
+    there.iscsiadm(&["--logout"], LOGOUT_LIMIT)?;
     let deadline = Instant::now() + SETTLE_LIMIT;
     while target.session()?.is_some() || devices.iter().any(|device| device.exists()) {
         if Instant::now() >= deadline {
@@ -262,12 +283,11 @@ pub fn detach(target: &Target) -> Result<bool> {
 }
 
 impl Target {
-    /// The session with it, if there is one.
+    /// The session with it, if there is one, wherever that was logged in.
     pub fn session(&self) -> Result<Option<Session>> {
         let found = sessions()?;
-        Ok(found.into_iter().find(|session| {
-            session.target.eq_ignore_ascii_case(&self.name) && session.portal == self.portal
-        }))
+        let is_ours = |session: &Session| session.target.eq_ignore_ascii_case(&self.name);
+        Ok(found.into_iter().find(is_ours))
     }
 
     fn log_in(&self, settings: &[record::Setting]) -> Result<()> {
@@ -279,12 +299,14 @@ impl Target {
         self.iscsiadm(&["--login"], LOGIN_LIMIT).map(drop)
     }
 
-    /// Removes open-iscsi's record of it.
+    /// Removes open-iscsi's records of it, at whatever address.
     fn forget(&self) -> Result<()> {
-        if !self.record().exists() {
+        if !Path::new(RECORDS).join(&self.name).exists() {
             return Ok(());
         }
-        self.iscsiadm(&["-o", "delete"], ASK_LIMIT).map(drop)
+        let arguments = ["-m", "node", "-T", &self.name, "-o", "delete"].map(str::to_owned);
+        self.translated(ISCSIADM.run(&arguments, ASK_LIMIT))
+            .map(drop)
     }
 
     /// open-iscsi's record of it.

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use rustix::io::Result;
-use rustix::ioctl::{Getter, NoArg, ioctl, opcode};
+use rustix::ioctl::{Getter, NoArg, Setter, ioctl, opcode};
 use serde::Serialize;
 use trellis_api::Bytes;
 
+const BLKROSET: u32 = opcode::none(0x12, 93);
 const BLKROGET: u32 = opcode::none(0x12, 94);
 const BLKFLSBUF: u32 = opcode::none(0x12, 97);
 const BLKSSZGET: u32 = opcode::none(0x12, 104);
@@ -83,6 +84,12 @@ pub fn logical_block(device: impl AsFd) -> Result<Bytes> {
 pub fn read_only(device: impl AsFd) -> Result<bool> {
     // SAFETY: BLKROGET writes one C int into the Getter's own buffer of that type.
     unsafe { ioctl(device, Getter::<BLKROGET, i32>::new()) }.map(|flag| flag != 0)
+}
+
+/// Has the device refuse writes, or take them (`BLKROSET`).
+pub fn set_read_only(device: impl AsFd, read_only: bool) -> Result<()> {
+    // SAFETY: BLKROSET reads one C int, which the Setter owns for the duration of the call.
+    unsafe { ioctl(device, Setter::<BLKROSET, i32>::new(read_only.into())) }
 }
 
 /// Writes back and drops what the kernel caches of the device (`BLKFLSBUF`), so that the next read

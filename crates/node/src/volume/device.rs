@@ -89,7 +89,7 @@ fn clear_other_mode(backing: &Path, read_only: bool, otherwise: Error) -> Result
 }
 
 /// The device on the file, if there is one.
-fn find(backing: &Path) -> Result<Option<AttachedDevice>> {
+pub(super) fn find(backing: &Path) -> Result<Option<AttachedDevice>> {
     match find_loop(backing)? {
         Some(device) => describe(device, true).map(Some),
         None => Ok(None),

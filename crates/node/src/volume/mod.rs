@@ -16,8 +16,10 @@
 //! The caller runs one operation on a volume at a time, and no two processes work on one volume: the first
 //! that attaches, grows or detaches it owns it until it detaches it or ends.
 
+mod carrier;
 mod cover;
 mod device;
+mod disk;
 mod fault;
 mod format;
 mod idle;
@@ -33,6 +35,7 @@ use trellis_api::step::{Step, reached};
 use crate::error::Result;
 use crate::filesystem::{self, FilesystemKind, Outcome};
 
+pub use carrier::Carrier;
 pub use device::{AttachedDevice, attach, detach, grow_device, is_unreachable};
 pub use fault::Fault;
 pub use format::{Formatted, ensure_filesystem};

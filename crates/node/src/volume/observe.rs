@@ -17,9 +17,9 @@ use crate::sys::block::DeviceNumber;
 use crate::sys::mountinfo::{self, Mount};
 
 /// Everything that this node knows about a volume, measured.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// The size of the volume's file, if it exists.
+    /// The size of the volume's file, if it has one.
     pub backing: Option<Bytes>,
     /// The device on it.
     pub device: Option<AttachedDevice>,
@@ -95,22 +95,39 @@ pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
     let Some(found) = found else {
         return Ok(Observation {
             backing: backing_size,
-            device: None,
-            filesystem: None,
-            staged: false,
-            staged_read_only: false,
-            publications: Vec::new(),
             faults,
+            ..Observation::default()
         });
     };
-    let (deleted, leaving) = (found.backing_deleted, found.autoclear);
+    faults.extend(found.backing_deleted.then_some(Fault::BackingDeleted));
+    faults.extend(found.autoclear.then_some(Fault::DeviceLeaving));
     let device = device::describe(found, true)?;
+    on_device(backing_size, device, &mounts, staging, faults)
+}
+
+/// Observes the volume that a disk of the initiator carries, and whose private place is `staging`.
+pub(super) fn observe_disk(device: Option<AttachedDevice>, staging: &Path) -> Result<Observation> {
+    OBSERVATIONS.fetch_add(1, Ordering::Relaxed);
+    match device {
+        Some(device) => on_device(None, device, &mountinfo::read()?, staging, Vec::new()),
+        None => Ok(Observation::default()),
+    }
+}
+
+/// What is on a device, and where it can be seen.
+fn on_device(
+    backing: Option<Bytes>,
+    device: AttachedDevice,
+    mounts: &[Mount],
+    staging: &Path,
+    mut faults: Vec<Fault>,
+) -> Result<Observation> {
     let staging_mount = match Place::find(staging)? {
         Some(place) => place.mounted_id()?,
         None => None,
     };
     let is_staging = |mount: &Mount| Some(mount.id) == staging_mount;
-    let staged = mountinfo::of(&mounts, device.number).find(|mount| is_staging(mount));
+    let staged = mountinfo::of(mounts, device.number).find(|mount| is_staging(mount));
     let publications: Vec<Publication> = mounts
         .iter()
         .filter_map(|mount| publication(mount, &device, &is_staging))
@@ -121,11 +138,9 @@ pub fn observe(backing: &Path, staging: &Path) -> Result<Observation> {
         None if publications.iter().any(|each| each.block) => None,
         None => idle_filesystem(&device.path, &mut faults)?,
     };
-    faults.extend(deleted.then_some(Fault::BackingDeleted));
-    faults.extend(leaving.then_some(Fault::DeviceLeaving));
-    faults.extend(cut_off(backing_size, &device, filesystem));
+    faults.extend(cut_off(backing, &device, filesystem));
     Ok(Observation {
-        backing: backing_size,
+        backing,
         staged: staged.is_some(),
         staged_read_only: staged.is_some_and(Mount::read_only),
         filesystem: filesystem.map(|geometry| ObservedFilesystem {

@@ -6,12 +6,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod bytes;
+mod copies;
+mod daemon;
 mod initiator;
 mod ladder;
 mod load;
 mod matrix;
 mod rung;
 mod service;
+mod verifier;
 mod volume;
 
 use trellis_node::filesystem::FilesystemKind;
@@ -21,7 +24,9 @@ use crate::matrix::Extent;
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some((what, names)) = arguments.split_first() else {
-        panic!("usage: guest-scenario ladder|matrix|matrix-all|load|rung FILESYSTEM... | initiator")
+        panic!(
+            "usage: guest-scenario ladder|matrix|matrix-all|load|rung|copies FILESYSTEM... | initiator"
+        )
     };
     let kinds: Vec<FilesystemKind> = names.iter().map(|name| name.parse().unwrap()).collect();
     match what.as_str() {
@@ -33,6 +38,7 @@ fn main() {
             .into_iter()
             .for_each(|kind| matrix::run(kind, Extent::Everything)),
         "load" => kinds.into_iter().for_each(load::run),
+        "copies" => copies::run(&kinds),
         "initiator" => initiator::run(),
         "rung" => kinds.into_iter().for_each(rung::run),
         other => panic!("there is no {other}"),

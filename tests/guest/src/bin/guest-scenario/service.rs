@@ -1,7 +1,8 @@
 //! A service in a temporary directory, and what a person and a program do with it.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use trellis_api::Bytes;
-use trellis_api::kinds::Replica;
+use trellis_api::kinds::{Attachment, Replica};
 use trellis_node::filesystem::FilesystemKind;
 
 /// How long anything may take that is waited for. Generous: the processor may be an emulated one, and a
@@ -35,28 +36,11 @@ impl Service {
     /// Starts a service.
     pub fn start() -> Service {
         let dir = TempDir::with_prefix("trellis-scenario-").unwrap();
-        let data = dir.path().join("data");
-        let mut child = Command::new(trellis())
-            .args(["up", "--node", "guest", "--data"])
-            .arg(&data)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        assert!(line.contains("trellis is up"), "{line}");
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap();
-        let client = runtime.block_on(async {
-            let file = Kubeconfig::read_from(data.join("kubeconfig")).unwrap();
-            let options = KubeConfigOptions::default();
-            let config = Config::from_custom_kubeconfig(file, &options);
-            Client::try_from(config.await.unwrap()).unwrap()
-        });
+        let (child, client) = up(dir.path(), &runtime, None);
         Service {
             dir,
             child,
@@ -66,13 +50,45 @@ impl Service {
         }
     }
 
+    /// Kills the service, unless it has ended by itself, and starts it again: so that it dies at a step, if one is
+    /// named.
+    pub fn restart(&mut self, dies_at: Option<&str>) {
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+        let (child, client) = up(self.dir.path(), &self.runtime, dies_at);
+        self.child = child;
+        self.claims = Api::default_namespaced(client.clone());
+        self.client = client;
+    }
+
+    /// Waits until the service has died at the step that it was told.
+    pub fn wait_death(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "the step is never reached");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// A path of the scenario.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
     /// Makes a class for the filesystem.
     pub fn class(&self, kind: FilesystemKind) {
+        self.class_with(kind, &[]);
+    }
+
+    /// Makes a class for the filesystem with more parameters.
+    pub fn class_with(&self, kind: FilesystemKind, more: &[(&str, &str)]) {
+        let mut parameters = BTreeMap::from([("csi.storage.k8s.io/fstype", kind.name())]);
+        parameters.extend(more.iter().copied());
         let class: StorageClass = serde_json::from_value(json!({
             "metadata": { "name": kind.name() },
             "provisioner": "trellis.dev",
             "allowVolumeExpansion": true,
-            "parameters": { "csi.storage.k8s.io/fstype": kind.name() },
+            "parameters": parameters,
         }))
         .unwrap();
         let classes = Api::all(self.client.clone());
@@ -121,10 +137,23 @@ impl Service {
         capacity.get("storage")?.0.parse().ok()
     }
 
-    /// The file of the only copy of the claim's volume.
+    /// The volume of a claim.
+    pub fn volume(&self, claim: &str) -> String {
+        let claim = self.runtime.block_on(self.claims.get(claim)).unwrap();
+        claim.spec.unwrap().volume_name.unwrap()
+    }
+
+    /// The uses of volumes.
+    pub fn attachments(&self) -> Vec<Attachment> {
+        let attachments = Api::<Attachment>::default_namespaced(self.client.clone());
+        let all = ListParams::default();
+        let list = self.runtime.block_on(attachments.list(&all));
+        list.unwrap().items
+    }
+
+    /// The file of the first copy of the claim's volume.
     pub fn data_file(&self, name: &str) -> PathBuf {
-        let claim = self.runtime.block_on(self.claims.get(name)).unwrap();
-        let volume = claim.spec.unwrap().volume_name.unwrap();
+        let volume = self.volume(name);
         let replicas = Api::<Replica>::all(self.client.clone());
         let all = ListParams::default();
         let list = self.runtime.block_on(replicas.list(&all)).unwrap();
@@ -196,6 +225,30 @@ impl Drop for Service {
         let _ = self.child.wait();
         crate::volume::sweep(self.dir.path());
     }
+}
+
+/// Starts the service on the data below `dir`.
+fn up(dir: &Path, runtime: &Runtime, dies_at: Option<&str>) -> (Child, Client) {
+    let data = dir.join("data");
+    let mut child = Command::new(trellis())
+        .args(["up", "--node", "guest", "--data"])
+        .arg(&data)
+        .envs(dies_at.map(|step| ("TRELLIS_CRASH_AT", step)))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    assert!(line.contains("trellis is up"), "{line}");
+    let client = runtime.block_on(async {
+        let file = Kubeconfig::read_from(data.join("kubeconfig")).unwrap();
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(file, &options);
+        Client::try_from(config.await.unwrap()).unwrap()
+    });
+    (child, client)
 }
 
 /// The binary under test.

@@ -4,7 +4,6 @@
 //! The target runs in this process, and the disk that it serves is used by the same kernel. That cannot work on a
 //! machine that is short of memory; what is written here is a fraction of what the guest has.
 
-mod daemon;
 mod disk;
 mod log;
 
@@ -30,10 +29,10 @@ use trellis_node::sys::block::{self, DeviceNumber};
 use trellis_node::sys::events::{DeviceChange, DeviceEvent, DeviceEvents};
 use trellis_node::volume;
 
-use self::daemon::{Daemon, INITIATOR};
 use self::disk::Disk;
 use self::log::KernelLog;
 use crate::bytes::{assert_clean, checksum, sizes, write_file};
+use crate::daemon::{self, Daemon, INITIATOR, wait};
 use crate::volume::sweep;
 
 const TARGET: &str = "iqn.2026-11.dev.trellis:guest";
@@ -41,9 +40,8 @@ const OURS: (&str, &str) = ("initiator", "what-the-initiator-knows");
 const THEIRS: (&str, &str) = ("target", "what-the-target-knows");
 /// The logical unit.
 const UNIT: u8 = 0;
-/// Anything that the kernel does by itself has happened by then.
-const LIMIT: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(10);
+/// A session whose target has died gives up soon, so that nothing hangs on it after a failure.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// What the kernel says when the target tells it of a growth.
 const TOLD: &str = "Capacity data has changed";
 /// The raw disk grows by this, and then the filesystem to that.
@@ -94,7 +92,7 @@ const CASES: [Case; 2] = [
 pub fn run() {
     let runtime = Runtime::new().unwrap();
     let dir = TempDir::with_prefix("trellis-initiator-").unwrap();
-    daemon::configure();
+    daemon::configure(PATIENCE);
     assert_no_daemon_is_said();
     let daemon = Daemon::start();
     for case in &CASES {
@@ -443,13 +441,4 @@ fn blkdiscard(device: &Path, offset: u64, len: u64, zero: bool) {
     command.args(zero.then_some("-z")).arg(device);
     let status = command.status().unwrap();
     assert!(status.success(), "{command:?}: {status}");
-}
-
-/// Waits for something that happens soon.
-fn wait(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
-    while !happened() {
-        assert!(Instant::now() < deadline, "no sign of {what}");
-        std::thread::sleep(POLL);
-    }
 }

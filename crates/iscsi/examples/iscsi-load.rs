@@ -2,25 +2,34 @@
 //!
 //! `iscsi-load ADDRESS TARGET_NAME LUN read|write random|sequential BLOCK_BYTES DEPTH SECONDS` prints what was
 //! done and how long it took, as `name=value` words. When the target says that the volume has grown, it asks
-//! for the size on the same session and prints when it was answered (`grown_ns`, since 1970).
+//! for the size on the same session and prints when it was answered (`grown_ns`, since 1970). With `ISCSI_USER` and
+//! `ISCSI_SECRET` in its environment it proves itself with CHAP.
 //!
-//! One thread; everything that is due is sent in one call; data that is read is not copied. So it costs little
-//! beside the target, and what it costs is the same for all of them.
+//! One thread; everything that is due is sent in one call. Large data that is read is discarded in the kernel without
+//! being copied, and what is written comes from a few pages. So it costs little beside the target, and what it costs is
+//! the same for all of them.
 
 use std::error::Error;
-use std::io::{IoSlice, Read, Write};
+use std::fmt::Write;
+use std::io::Read;
 use std::net::TcpStream;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use rustix::net::{RecvFlags, recv};
+use sha2::{Digest, Sha256};
 use trellis_iscsi::login::parse_text;
 use trellis_iscsi::pdu::header::{
     DataOut, LoginRequest, LoginResponse, LogoutRequest, NopIn, NopOut, R2t, ScsiCommand,
 };
 use trellis_iscsi::pdu::{FINAL, HEADER_BYTES, IMMEDIATE, Outbox, TAG_NONE, opcode};
+use trellis_iscsi::socket;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
+const IN_SECURITY: u8 = 0;
+const SECURITY_TO_OPERATIONAL: u8 = 0x81;
+const OPERATIONAL_TO_FULL_FEATURE: u8 = 0x87;
 const READ: u8 = 0x40;
 const WRITE: u8 = 0x20;
 const SEGMENT: &str = "262144";
@@ -33,6 +42,13 @@ const WITH_STATUS: u8 = 1;
 /// Sense key, code and qualifier of "capacity data has changed".
 const GROWN: [u8; 3] = [6, 0x2a, 9];
 const UNIT_ATTENTION: u8 = 6;
+const NOTHING: Payload = Payload {
+    pages: Bytes::new(),
+    len: 0,
+};
+
+/// From this size on data is left in the kernel; below it that costs more than it saves.
+const LARGE_BYTES_MIN: usize = 32 << 10;
 
 /// What has come from the target and was not looked at yet.
 struct Input {
@@ -40,6 +56,8 @@ struct Input {
     room: Vec<u8>,
     start: usize,
     end: usize,
+    /// How much is taken from the socket at a time.
+    at_once: usize,
 }
 
 impl Input {
@@ -54,7 +72,8 @@ impl Input {
             self.room.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        match self.stream.read(&mut self.room[self.end..])? {
+        let most = self.room.len().min(self.end + self.at_once);
+        match self.stream.read(&mut self.room[self.end..most])? {
             0 => Err("the target closed the connection".into()),
             len => {
                 self.end += len;
@@ -63,10 +82,23 @@ impl Input {
         }
     }
 
+    /// Has the kernel throw away some of the next bytes; answers how many.
+    fn discard(&mut self, most: usize) -> Result<usize> {
+        let most = most.min(self.room.len());
+        match recv(&self.stream, &mut self.room[..most], RecvFlags::TRUNC)?.1 {
+            0 => Err("the target closed the connection".into()),
+            len => Ok(len),
+        }
+    }
+
     /// Passes over the next bytes, and answers them if they are wanted.
     fn take(&mut self, len: usize, wanted: bool) -> Result<Vec<u8>> {
         let (mut kept, mut left) = (Vec::new(), len);
         while left > 0 {
+            if self.available() == 0 && !wanted && left >= LARGE_BYTES_MIN {
+                left -= self.discard(left)?;
+                continue;
+            }
             if self.available() == 0 {
                 self.fill()?;
             }
@@ -88,6 +120,33 @@ struct Done {
     data: Vec<u8>,
 }
 
+/// What every write of the load writes: the same few pages over and over, which stay in the processor's cache.
+struct Payload {
+    pages: Bytes,
+    len: usize,
+}
+
+impl Payload {
+    /// So many bytes.
+    fn new(len: usize) -> Payload {
+        Payload {
+            pages: Bytes::from(vec![0xa5; len.min(LARGE_BYTES_MIN)]),
+            len,
+        }
+    }
+
+    /// Sends so much of it behind a header.
+    fn push(&self, out: &mut Outbox, header: [u8; HEADER_BYTES], mut len: usize) {
+        let mut pieces = Vec::with_capacity(len.div_ceil(LARGE_BYTES_MIN));
+        while len > 0 {
+            let now = len.min(self.pages.len());
+            pieces.push(self.pages.slice(..now));
+            len -= now;
+        }
+        out.push(header, &pieces);
+    }
+}
+
 struct Load {
     input: Input,
     out: Outbox,
@@ -101,9 +160,7 @@ struct Load {
 impl Load {
     fn flush(&mut self) -> Result<()> {
         while !self.out.is_empty() {
-            let mut slices = [IoSlice::new(&[]); 128];
-            let count = self.out.slices(&mut slices);
-            let written = self.input.stream.write_vectored(&slices[..count])?;
+            let written = socket::write(&self.out, &self.input.stream)?;
             self.out.advance(written);
         }
         Ok(())
@@ -125,43 +182,61 @@ impl Load {
         Ok((header, data))
     }
 
-    fn login(&mut self, target: &str) -> Result<()> {
+    /// One step of the login; answers the flags and the pairs of the response.
+    fn login_step(&mut self, flags: u8, text: String) -> Result<(u8, Vec<(String, String)>)> {
         // Each run is a port of its own: a target that still clears away the last one must not take us for it.
         let [.., high, low] = std::process::id().to_be_bytes();
         let header = LoginRequest {
             opcode: opcode::LOGIN | IMMEDIATE,
-            flags: 0x87,
+            flags,
             isid: [0x80, 0, low, high, 0, 7],
             itt: 1.into(),
             cmd_sn: 1.into(),
+            exp_stat_sn: self.exp_stat_sn.into(),
             ..LoginRequest::default()
         };
-        let text = format!(
-            "InitiatorName=iqn.2026-11.dev.trellis:load\0TargetName={target}\0SessionType=Normal\0\
-             HeaderDigest=None\0DataDigest=None\0InitialR2T=No\0ImmediateData=Yes\0MaxBurstLength=1048576\0\
-             FirstBurstLength={SEGMENT}\0MaxRecvDataSegmentLength={SEGMENT}\0MaxOutstandingR2T=1\0"
-        );
         self.out
             .push(zerocopy::transmute!(header), &[Bytes::from(text)]);
+        let (header, data) = self.pull()?;
+        let response = LoginResponse::from_wire(&header);
+        if response.status_class != 0 {
+            return Err("the login was refused".into());
+        }
+        self.exp_stat_sn = response.stat_sn.get().wrapping_add(1);
+        Ok((response.flags, parse_text(&data).unwrap_or_default()))
+    }
+
+    fn login(&mut self, target: &str, proof: Option<(String, String)>) -> Result<()> {
+        let mut names = format!(
+            "InitiatorName=iqn.2026-11.dev.trellis:load\0TargetName={target}\0SessionType=Normal\0"
+        );
+        if let Some((user, secret)) = proof {
+            names.push_str("AuthMethod=CHAP\0");
+            self.login_step(IN_SECURITY, std::mem::take(&mut names))?;
+            let (_, challenge) = self.login_step(IN_SECURITY, "CHAP_A=7\0".to_owned())?;
+            let response = chap_response(&challenge, &secret)?;
+            let answer = format!("CHAP_N={user}\0CHAP_R={response}\0");
+            self.login_step(SECURITY_TO_OPERATIONAL, answer)?;
+        }
+        let mut text = format!(
+            "{names}HeaderDigest=None\0DataDigest=None\0InitialR2T=No\0ImmediateData=Yes\0\
+             MaxBurstLength=1048576\0FirstBurstLength={SEGMENT}\0MaxRecvDataSegmentLength={SEGMENT}\0\
+             MaxOutstandingR2T=1\0"
+        );
         // A target may take several steps; each is answered with an empty request until it lets us in.
         for _ in 0..8 {
-            let (header_in, data) = self.pull()?;
-            let response = LoginResponse::from_wire(&header_in);
-            if response.status_class != 0 {
-                return Err("the login was refused".into());
-            }
-            self.exp_stat_sn = response.stat_sn.get().wrapping_add(1);
-            for (key, value) in parse_text(&data).unwrap_or_default() {
+            let (flags, pairs) =
+                self.login_step(OPERATIONAL_TO_FULL_FEATURE, std::mem::take(&mut text))?;
+            for (key, value) in pairs {
                 match key.as_str() {
                     "FirstBurstLength" => self.first_burst = value.parse()?,
                     "MaxRecvDataSegmentLength" => self.segment = value.parse()?,
                     _ => {}
                 }
             }
-            if response.flags & 0x83 == 0x83 {
+            if flags & 0x83 == 0x83 {
                 return Ok(());
             }
-            self.out.push(zerocopy::transmute!(header), &[]);
         }
         Err("the login does not end".into())
     }
@@ -172,9 +247,9 @@ impl Load {
         cdb: [u8; 16],
         flags: u8,
         expected: usize,
-        data: &Bytes,
+        data: &Payload,
     ) -> Result<()> {
-        let now = data.len().min(self.segment).min(self.first_burst);
+        let now = data.len.min(self.segment).min(self.first_burst);
         let header = ScsiCommand {
             opcode: opcode::SCSI_COMMAND,
             flags: FINAL | flags | 1,
@@ -187,18 +262,17 @@ impl Load {
             ..ScsiCommand::default()
         };
         self.cmd_sn = self.cmd_sn.wrapping_add(1);
-        self.out
-            .push(zerocopy::transmute!(header), &[data.slice(..now)]);
+        data.push(&mut self.out, zerocopy::transmute!(header), now);
         Ok(())
     }
 
     fn ask_capacity(&mut self) -> Result<()> {
         let mut cdb = [0; 16];
         cdb[0] = 0x25;
-        self.command(ASIDE, cdb, READ, 8, &Bytes::new())
+        self.command(ASIDE, cdb, READ, 8, &NOTHING)
     }
 
-    fn burst(&mut self, r2t: &R2t, data: &Bytes) -> Result<()> {
+    fn burst(&mut self, r2t: &R2t, data: &Payload) -> Result<()> {
         let start = usize::try_from(r2t.offset.get())?;
         let end = start + usize::try_from(r2t.desired_len.get())?;
         let (mut at, mut data_sn) = (start, 0u32);
@@ -214,15 +288,14 @@ impl Load {
                 offset: u32::try_from(at)?.into(),
                 ..DataOut::default()
             };
-            self.out
-                .push(zerocopy::transmute!(header), &[data.slice(at..next)]);
+            data.push(&mut self.out, zerocopy::transmute!(header), next - at);
             (at, data_sn) = (next, data_sn + 1);
         }
         Ok(())
     }
 
     /// The next command that is over. `written` is what every write of the load writes.
-    fn completion(&mut self, written: &Bytes) -> Result<Done> {
+    fn completion(&mut self, written: &Payload) -> Result<Done> {
         loop {
             let (header, data) = self.pull()?;
             let over = match header[0] & 0x3f {
@@ -254,7 +327,7 @@ impl Load {
 
     /// Waits for what is still under way, and says goodbye: a target that is left in the middle of something is
     /// busy with that when the next run begins.
-    fn leave(&mut self, mut under_way: u32, written: &Bytes) -> Result<()> {
+    fn leave(&mut self, mut under_way: u32, written: &Payload) -> Result<()> {
         while under_way > 0 {
             self.completion(written)?;
             under_way -= 1;
@@ -300,13 +373,38 @@ fn sense(data: &[u8]) -> [u8; 3] {
     }
 }
 
+/// What proves that we know the secret: the SHA-256 of the number, the secret and the challenge.
+fn chap_response(challenge: &[(String, String)], secret: &str) -> Result<String> {
+    let value = |name: &str| {
+        let mut pairs = challenge.iter();
+        let pair = pairs.find(|(key, _)| key == name);
+        pair.map(|(_, value)| value.as_str())
+            .ok_or("an incomplete challenge")
+    };
+    let digits = value("CHAP_C")?
+        .strip_prefix("0x")
+        .ok_or("a challenge in other digits")?;
+    let bytes: std::result::Result<Vec<u8>, _> = (0..digits.len() / 2)
+        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16))
+        .collect();
+    let digest = Sha256::new()
+        .chain_update([value("CHAP_I")?.parse::<u8>()?])
+        .chain_update(secret)
+        .chain_update(bytes?)
+        .finalize();
+    Ok(digest.iter().fold("0x".to_owned(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    }))
+}
+
 /// What the load does, again and again.
 struct Work {
     writes: bool,
     random: bool,
     block: usize,
     places: u64,
-    data: Bytes,
+    data: Payload,
     state: u64,
 }
 
@@ -359,6 +457,7 @@ fn main() -> Result<()> {
             room: vec![0; 1 << 20],
             start: 0,
             end: 0,
+            at_once: 1 << 20,
         },
         out: Outbox::default(),
         lun: lun.parse()?,
@@ -367,26 +466,30 @@ fn main() -> Result<()> {
         first_burst: 65536,
         segment: 8192,
     };
-    load.login(target)?;
-    let nothing = Bytes::new();
+    let variable = |name: &str| std::env::var(name).ok();
+    load.login(target, variable("ISCSI_USER").zip(variable("ISCSI_SECRET")))?;
     // Attentions of a new session come first.
     for _ in 0..8 {
-        load.command(ASIDE, [0; 16], 0, 0, &nothing)?;
-        if load.completion(&nothing)?.status == GOOD {
+        load.command(ASIDE, [0; 16], 0, 0, &NOTHING)?;
+        if load.completion(&NOTHING)?.status == GOOD {
             break;
         }
     }
     load.ask_capacity()?;
-    let answer = load.completion(&nothing)?.data;
+    let answer = load.completion(&NOTHING)?.data;
     let last = answer.get(..4).ok_or("no capacity was answered")?;
     let bytes = (u64::from(u32::from_be_bytes(last.try_into()?)) + 1) * 512;
     let writes = direction == "write";
+    if !writes && block >= LARGE_BYTES_MIN {
+        // Headers alone are looked at.
+        load.input.at_once = HEADER_BYTES;
+    }
     let mut work = Work {
         writes,
         random: order == "random",
         block,
         places: bytes / u64::try_from(block)?,
-        data: Bytes::from(vec![0xa5; if writes { block } else { 0 }]),
+        data: Payload::new(if writes { block } else { 0 }),
         state: 0x9e37_79b9_7f4a_7c15 >> 1,
     };
     run(
@@ -405,10 +508,9 @@ fn run(load: &mut Load, work: &mut Work, depth: u32, limit: Duration) -> Result<
     for tag in 0..depth {
         work.send(load, tag)?;
     }
-    let data = work.data.clone();
     let mut now = start;
     while now.duration_since(start) < limit {
-        let done = load.completion(&data)?;
+        let done = load.completion(&work.data)?;
         now = Instant::now();
         if done.tag == ASIDE {
             grown.get_or_insert(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos());
@@ -439,7 +541,7 @@ fn run(load: &mut Load, work: &mut Work, depth: u32, limit: Duration) -> Result<
         work.send(load, done.tag)?;
     }
     print(&mut times, now.duration_since(start), grown);
-    load.leave(depth, &data)
+    load.leave(depth, &work.data)
 }
 
 fn print(times: &mut [u64], took: Duration, grown: Option<u128>) {

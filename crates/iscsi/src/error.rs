@@ -48,6 +48,9 @@ pub enum Disconnect {
     /// The peer did not finish its login in time, or had to make room for others.
     #[error("the login took too long")]
     LoginTimeout,
+    /// Data that was promised to the peer could not be read where it lies.
+    #[error("a volume's file cannot be read")]
+    Unreadable,
     /// The peer closed the connection or the network failed.
     #[error("the connection was closed by the peer or the network")]
     PeerGone,

@@ -6,10 +6,10 @@
 //! - [`scsi`]: what commands mean.
 //! - [`unit`]: what the nexuses of a logical unit share, growth among it.
 //! - [`portal`]: targets, access, and the sessions that are open.
-//! - [`server`]: the driver on tokio.
+//! - [`server`]: the driver on tokio; [`socket`]: how it writes.
 //! - [`lun`]: the trait that a volume implements; [`luns`]: volumes in memory and in a file.
 //!
-//! Invariant: nothing here knows what a volume is made of, and only [`server`] touches the network.
+//! Invariant: nothing here knows what a volume is made of, and only [`server`] and [`socket`] touch the network.
 
 pub mod limits;
 pub mod login;
@@ -20,9 +20,11 @@ pub mod portal;
 pub mod scsi;
 pub mod server;
 pub mod session;
+pub mod socket;
 pub mod unit;
 
 mod error;
+mod pool;
 
 pub use error::{Breach, Disconnect, Error};
 pub use lun::{Answer, Lun};

@@ -29,6 +29,9 @@ pub const DATA_OUT_BYTES_MAX: u64 = 32 * 1024 * 1024;
 /// Read data that one connection may make us hold, in flight or unsent, before reads wait.
 pub const DATA_IN_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
+/// Memory of buffers that nobody uses at the moment and that are kept for the next large transfer.
+pub const POOL_BYTES_MAX: usize = 16 * 1024 * 1024;
+
 /// Text of one login or text exchange, over all its PDUs.
 pub const TEXT_BYTES_MAX: usize = 16 * 1024;
 /// A key's name.
@@ -67,10 +70,24 @@ pub const VERIFY_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 pub const CONTROL_QUEUE: usize = 256;
 /// Bytes asked of the socket at a time.
 pub const READ_CHUNK_BYTES: usize = 256 * 1024;
+/// From this size on, data that comes in has a buffer of its own. Below it one more system call costs more than the
+/// copying.
+pub const LONG_BYTES_MIN: u32 = 96 * 1024;
+/// From this size on, data that lies in a file in memory is sent from there.
+pub const SPAN_BYTES_MIN: u32 = 32 * 1024;
 /// Slices in one vectored write.
 pub const WRITE_SLICES_MAX: usize = 128;
 /// Rounds of reading and writing before a connection lets others have the thread.
 pub const ROUNDS_BEFORE_YIELD: u32 = 32;
+/// How long a connection looks for the next command itself before it lets the kernel wake it.
+pub const LOOK_MAX: Duration = Duration::from_micros(100);
+/// The longest pause of the peer after which it seems worth to look for its next command: one in which both sides
+/// had to be woken.
+pub const PAUSE_MAX: Duration = Duration::from_micros(250);
+/// Short pauses in a row that there must have been before the first look; after every look in vain twice as many.
+pub const SHORT_PAUSES_MIN: u32 = 16;
+/// And at most so many.
+pub const SHORT_PAUSES_MAX: u32 = 16 * 1024;
 /// How long an orderly stop waits for initiators to log out.
 pub const LOGOUT_GRACE: Duration = Duration::from_secs(5);
 /// Connections that the system may hold before we have taken them.

@@ -3,8 +3,10 @@
 //! Offsets and lengths are in bytes. The target asks only for whole blocks inside the size that
 //! [`Lun::size`] has answered before; sizes only grow, so a request that was in range stays in range.
 
+use std::fs::File;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -12,6 +14,17 @@ use thiserror::Error;
 
 /// Data as a list of pieces, so that nobody has to copy it into one.
 pub type Chunks = Vec<Bytes>;
+
+/// Data that lies in a file, and is sent from there without being copied.
+#[derive(Debug, Clone)]
+pub struct Span {
+    /// The file.
+    pub file: Arc<File>,
+    /// Where in it the data begins.
+    pub offset: u64,
+    /// How much it is.
+    pub len: u32,
+}
 
 /// How much data a list holds.
 pub fn chunks_len(chunks: &[Bytes]) -> usize {
@@ -150,6 +163,14 @@ pub trait Lun: Send + Sync + 'static {
 
     /// Read a range.
     fn read(&self, offset: u64, len: u32) -> Answer<Chunks>;
+
+    /// Where a range lies, if it is best read by sending it from there: a file in memory, which never waits and does
+    /// not fail. (If it fails all the same, the connection ends: the initiator has been promised the data by then.)
+    /// What is written to the range before the initiator has received it may be seen or not, as with any two commands
+    /// that are under way at the same time.
+    fn span(&self, _offset: u64, _len: u32) -> Option<Span> {
+        None
+    }
 
     /// Write the pieces one after the other from `offset` on. With `fua` they are durable when it answers.
     /// A piece is a part of the buffer that it was received into: who keeps it for long should copy it.

@@ -10,6 +10,7 @@ use crate::error::{Disconnect, Error};
 use crate::limits::{CONTROL_QUEUE, NAME_BYTES_MAX, UNITS_MAX};
 use crate::login::Chap;
 use crate::lun::Lun;
+use crate::pool::Pool;
 use crate::scsi::Attention;
 use crate::unit::Unit;
 
@@ -279,6 +280,7 @@ pub struct Portal {
     sessions: Mutex<Sessions>,
     discovery_chap: Option<Chap>,
     sessions_max: usize,
+    pool: Arc<Pool>,
 }
 
 impl Portal {
@@ -289,7 +291,13 @@ impl Portal {
             sessions: Mutex::default(),
             discovery_chap,
             sessions_max,
+            pool: Arc::default(),
         })
+    }
+
+    /// Buffers that its connections share.
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
     /// Serve a target.

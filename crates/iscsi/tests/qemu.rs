@@ -41,8 +41,15 @@ async fn run(program: &str, args: &[&str]) -> Output {
 async fn what_qemu_writes_it_reads_back() {
     // Fails if a pattern is lost or misplaced, in memory or in a file, in large or small pieces.
     let dir = tempfile::tempdir().unwrap();
-    let file = FileLun::open(&dir.path().join("lun"), 64 * MIB, 512, false).unwrap();
-    let luns: [Arc<dyn Lun>; 2] = [Arc::new(RamLun::new("ram", 64 * MIB, 512)), Arc::new(file)];
+    let file = |name: &str, inline: bool| -> Arc<dyn Lun> {
+        Arc::new(FileLun::open(&dir.path().join(name), 64 * MIB, 512, inline).unwrap())
+    };
+    let luns: [Arc<dyn Lun>; 3] = [
+        Arc::new(RamLun::new("ram", 64 * MIB, 512)),
+        file("disk", false),
+        // Large reads are sent from where they lie.
+        file("memory", true),
+    ];
     for lun in luns {
         let server = serve(lun, Access::default()).await;
         let url = format!("iscsi://{}/{TARGET}/0", server.local_addr());

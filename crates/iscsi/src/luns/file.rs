@@ -11,11 +11,12 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, pread, pwritev};
 
 use super::identity_of;
-use super::pool::{PIECE_BYTES, Pool};
+use crate::limits::SPAN_BYTES_MIN;
 use crate::lun::{
-    Answer, Chunks, Compared, Extent, Identity, Lun, LunError, LunResult, chunks_len,
+    Answer, Chunks, Compared, Extent, Identity, Lun, LunError, LunResult, Span, chunks_len,
     first_difference,
 };
+use crate::pool::{PIECE_BYTES, Pool};
 
 /// A read up to this size has a buffer of its own.
 const SMALL_BYTES_MAX: usize = 16 << 10;
@@ -34,7 +35,7 @@ pub struct FileLun {
 
 #[derive(Debug)]
 struct Inner {
-    file: File,
+    file: Arc<File>,
     pool: Arc<Pool>,
     /// Writers share it; a compare-and-write has it alone.
     alone: RwLock<()>,
@@ -73,7 +74,7 @@ impl FileLun {
             size: AtomicU64::new(size),
             inline,
             inner: Arc::new(Inner {
-                file,
+                file: Arc::new(file),
                 pool: Arc::default(),
                 alone: RwLock::new(()),
             }),
@@ -115,12 +116,12 @@ impl Inner {
         }
         let mut chunks = Vec::with_capacity(left.div_ceil(PIECE_BYTES));
         while left > 0 {
-            let mut piece = self.pool.take();
-            let room = piece.room(left);
-            self.fill(room, offset)?;
-            left -= room.len();
-            offset += u64::try_from(room.len()).map_err(|_| LunError::OutOfRange)?;
-            chunks.push(piece.freeze());
+            let len = left.min(PIECE_BYTES);
+            let mut piece = self.pool.take(len);
+            self.fill(piece.room(), offset)?;
+            left -= len;
+            offset += u64::try_from(len).map_err(|_| LunError::OutOfRange)?;
+            chunks.push(piece.freeze(len));
         }
         Ok(chunks)
     }
@@ -221,6 +222,15 @@ impl Lun for FileLun {
 
     fn read(&self, offset: u64, len: u32) -> Answer<Chunks> {
         self.run(move |inner| inner.read(offset, len))
+    }
+
+    fn span(&self, offset: u64, len: u32) -> Option<Span> {
+        // A file on a disk may make the caller wait, and can fail when it is too late to say so.
+        (self.inline && len >= SPAN_BYTES_MIN).then(|| Span {
+            file: Arc::clone(&self.inner.file),
+            offset,
+            len,
+        })
     }
 
     fn write(&self, offset: u64, data: Chunks, fua: bool) -> Answer<()> {

@@ -2,7 +2,6 @@
 
 mod file;
 mod null;
-mod pool;
 mod ram;
 
 pub use file::FileLun;

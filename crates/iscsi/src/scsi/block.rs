@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use super::cdb::{Blocks, Check, Command};
-use super::{Outcome, Request, Sense, Started, gather, status};
+use super::{Data, Outcome, Request, Sense, Started, gather, status};
 use crate::limits::{
     COMPARE_AND_WRITE_BLOCKS_MAX, LBA_STATUS_EXTENTS_MAX, OR_WRITE_TRIES, TRANSFER_BYTES_MAX,
     UNMAP_DESCRIPTORS_MAX, VERIFY_BYTES_MAX, VERIFY_STEP_BYTES, WRITE_SAME_BLOCKS_MAX,
@@ -30,7 +30,7 @@ pub fn start(unit: &Arc<Unit>, size: u64, command: &Command, request: &Request) 
         size,
     };
     let started = match *command {
-        Command::Read { range } => place.read(range),
+        Command::Read { range } => place.read(range, request.spans),
         Command::Write { range, fua } => place.write(range, data, fua),
         Command::WriteVerify { range, compare } => place.write_verify(range, data, compare),
         Command::Verify { range, check } => place.verify(range, check, data),
@@ -115,12 +115,20 @@ impl Place<'_> {
         Ok(bytes)
     }
 
-    fn read(&self, range: Blocks) -> Begun {
+    fn read(&self, range: Blocks, spans: bool) -> Begun {
         let bytes = self.transfer(range)?;
         if bytes.len == 0 {
             return Ok(Outcome::good().into());
         }
         let len = u32::try_from(bytes.len).map_err(|_| Sense::INVALID_FIELD_IN_CDB)?;
+        if spans && let Some(span) = self.lun.span(bytes.offset, len) {
+            let data = Data::File(span);
+            return Ok(Outcome {
+                data,
+                ..Outcome::good()
+            }
+            .into());
+        }
         Ok(then(
             self.lun.read(bytes.offset, len),
             |result| match result {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::lun::{Chunks, LunError, chunks_len};
+use crate::lun::{Chunks, LunError, Span, chunks_len};
 use crate::portal::{InitiatorPort, Nexus, Target};
 use crate::unit::{Stopped, Unit};
 use cdb::Command;
@@ -37,6 +37,36 @@ pub mod status {
     pub const TASK_SET_FULL: u8 = 0x28;
 }
 
+/// Data for the initiator.
+#[derive(Debug, Clone)]
+pub enum Data {
+    /// In pieces of memory.
+    Memory(Chunks),
+    /// In a file.
+    File(Span),
+}
+
+impl Data {
+    /// How much it is.
+    pub fn len(&self) -> u64 {
+        match self {
+            Data::Memory(chunks) => u64::try_from(chunks_len(chunks)).unwrap_or(u64::MAX),
+            Data::File(span) => u64::from(span.len),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Data::Memory(Vec::new())
+    }
+}
+
 /// What became of a command.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
@@ -47,7 +77,7 @@ pub struct Outcome {
     /// The format in which the initiator wants to be told.
     pub descriptor_sense: bool,
     /// Data for the initiator.
-    pub data: Chunks,
+    pub data: Data,
     /// Initiator ports whose tasks have to be aborted before this is answered.
     pub aborts: Vec<Arc<InitiatorPort>>,
 }
@@ -76,7 +106,7 @@ impl Outcome {
 
     fn data(data: Chunks) -> Outcome {
         Outcome {
-            data,
+            data: Data::Memory(data),
             ..Outcome::default()
         }
     }
@@ -132,6 +162,8 @@ pub struct Request {
     pub data: Chunks,
     /// How much the initiator announced that it would send.
     pub announced: u32,
+    /// Whether data may be sent from where it lies: nobody has to compute a checksum of it.
+    pub spans: bool,
 }
 
 /// Run a command of a nexus. `unit` is `None` when there is no logical unit of the number.

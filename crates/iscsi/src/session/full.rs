@@ -296,6 +296,7 @@ impl Full {
                 command: task.command,
                 data,
                 announced: task.write_announced,
+                spans: !self.params.data_digest,
             };
             let started = scsi::start(target, task.unit.as_ref(), &self.seat.nexus, request);
             match started {

@@ -139,11 +139,12 @@ impl Connection {
     /// A connection that has just been made to `local`.
     pub fn new(portal: Arc<Portal>, local: SocketAddr, times: Times, now: Instant) -> Self {
         let login = Box::new(Login::new(Arc::clone(&portal)));
+        let decoder = Decoder::new(Arc::clone(portal.pool()));
         Connection {
             portal,
             local,
             times,
-            decoder: Decoder::default(),
+            decoder,
             line: Line {
                 out: Outbox::default(),
                 window: Window::default(),
@@ -165,11 +166,27 @@ impl Connection {
         let decoded = self.decoder.decode(input);
         if decoded == Err(Disconnect::DataDigest)
             && let Phase::Full(full) = &mut self.phase
-            && let Some(header) = input.first_chunk()
+            && let Some(header) = self.decoder.spoilt()
         {
             full.reject(&mut self.line, crate::pdu::reject::DATA_DIGEST, header);
         }
         decoded
+    }
+
+    /// Where the next bytes from the peer belong, if not into the input of [`Connection::decode`]; to be told with
+    /// [`Connection::filled`].
+    pub fn room(&mut self) -> Option<&mut [u8]> {
+        self.decoder.room()
+    }
+
+    /// So much was put into [`Connection::room`].
+    pub fn filled(&mut self, len: usize) {
+        self.decoder.filled(len);
+    }
+
+    /// How much should be read into the input at a time.
+    pub fn read_bytes(&self) -> usize {
+        self.decoder.read_bytes()
     }
 
     /// Something was heard from the peer.
@@ -363,11 +380,9 @@ impl Connection {
         self.line
             .out
             .set_digests(params.header_digest, params.data_digest);
-        self.decoder = Decoder {
-            header_digest: params.header_digest,
-            data_digest: params.data_digest,
-            segment_bytes_max: RECV_SEGMENT_BYTES_MAX,
-        };
+        self.decoder.header_digest = params.header_digest;
+        self.decoder.data_digest = params.data_digest;
+        self.decoder.segment_bytes_max = RECV_SEGMENT_BYTES_MAX;
         self.phase = Phase::Full(Box::new(Full::new(
             seat,
             params,

@@ -1,11 +1,13 @@
 //! Status and data for the initiator.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
-use crate::lun::{Chunks, chunks_len};
+use crate::lun::{Chunks, Span};
 use crate::pdu::header::{DataIn, ScsiResponse};
-use crate::pdu::{FINAL, Outbox, TAG_NONE, opcode};
-use crate::scsi::{Outcome, status};
+use crate::pdu::{FINAL, HEADER_BYTES, Outbox, TAG_NONE, opcode};
+use crate::scsi::{Data, Outcome, status};
 
 const OVERFLOW: u8 = 0x04;
 const UNDERFLOW: u8 = 0x02;
@@ -58,7 +60,7 @@ fn residual(asked: &Asked, data_len: u64) -> (u8, u32) {
 
 /// Send what became of a command. A good status travels with the last data.
 pub fn send(out: &mut Outbox, asked: &Asked, numbers: Numbers, outcome: &Outcome) {
-    let data_len = u64::try_from(chunks_len(&outcome.data)).unwrap_or(u64::MAX);
+    let data_len = outcome.data.len();
     let (flag, count) = residual(asked, data_len);
     let len = u32::try_from(data_len.min(u64::from(asked.read_room))).unwrap_or(0);
     if outcome.status == status::GOOD && len > 0 {
@@ -88,7 +90,7 @@ fn send_data(
     out: &mut Outbox,
     asked: &Asked,
     numbers: Numbers,
-    data: &Chunks,
+    data: &Data,
     len: u32,
     residual: (u8, u32),
 ) {
@@ -124,25 +126,45 @@ fn send_data(
             header.stat_sn = numbers.stat_sn.into();
             header.residual = residual.1.into();
         }
-        let pieces = cursor.take(usize::try_from(step).unwrap_or(usize::MAX));
-        out.push(zerocopy::transmute!(header), &pieces);
+        cursor.push(out, zerocopy::transmute!(header), step);
         offset += step;
         data_sn += 1;
     }
 }
 
-/// Walks over a list of pieces without copying.
+/// Walks over data without copying.
 struct Cursor<'a> {
-    data: &'a Chunks,
+    data: &'a Data,
+    /// The piece of memory that is next,
     piece: usize,
+    /// and how much of it, or of the file, has been passed.
     at: usize,
 }
 
 impl Cursor<'_> {
-    fn take(&mut self, mut len: usize) -> Chunks {
+    /// Send the next part.
+    fn push(&mut self, out: &mut Outbox, header: [u8; HEADER_BYTES], len: u32) {
+        match self.data {
+            Data::Memory(chunks) => {
+                let pieces = self.take(chunks, usize::try_from(len).unwrap_or(usize::MAX));
+                out.push(header, &pieces);
+            }
+            Data::File(span) => {
+                let part = Span {
+                    file: Arc::clone(&span.file),
+                    offset: span.offset + u64::try_from(self.at).unwrap_or(u64::MAX),
+                    len,
+                };
+                self.at += usize::try_from(len).unwrap_or(usize::MAX);
+                out.push_span(header, part);
+            }
+        }
+    }
+
+    fn take(&mut self, chunks: &Chunks, mut len: usize) -> Chunks {
         let mut pieces = Vec::with_capacity(1);
         while len > 0 {
-            let Some(piece) = self.data.get(self.piece) else {
+            let Some(piece) = chunks.get(self.piece) else {
                 break;
             };
             let step = len.min(piece.len() - self.at);

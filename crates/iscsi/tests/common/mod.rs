@@ -238,13 +238,12 @@ impl Initiator<TcpStream> {
 
 impl<W: Wire> Initiator<W> {
     pub fn over(wire: W) -> Self {
+        let mut decoder = Decoder::default();
+        decoder.segment_bytes_max = 1 << 24;
         Initiator {
             wire,
             input: BytesMut::new(),
-            decoder: Decoder {
-                segment_bytes_max: 1 << 24,
-                ..Decoder::default()
-            },
+            decoder,
             out: Outbox::default(),
             cmd_sn: 1,
             exp_cmd_sn: 1,

@@ -29,6 +29,38 @@ fn commands_run_in_the_order_of_their_numbers() {
 }
 
 #[test]
+fn data_in_a_file_is_sent_as_it_was_written() {
+    // Fails if what is sent from a file is another part of it, is cut, or has no checksum though one was agreed.
+    let dir = tempfile::tempdir().unwrap();
+    let file = FileLun::open(&dir.path().join("file"), 4 * MIB, 512, true).unwrap();
+    let (portal, _) = portal(Arc::new(file), Access::default());
+    let data: Vec<u8> = (0..(2 * MIB))
+        .map(|n| u8::try_from(n * 7 % 251).unwrap())
+        .collect();
+    let mut writer = Initiator::logged_in(&portal, 1);
+    assert!(writer.write(16, &data).good());
+    for digest in ["None", "CRC32C"] {
+        let mut reader = Initiator::local(&portal);
+        reader.isid[5] = 2;
+        let keys = keys(INITIATOR, Some(TARGET));
+        let more = [
+            ("DataDigest", digest),
+            ("MaxRecvDataSegmentLength", "100000"),
+            ("MaxBurstLength", "250000"),
+        ];
+        assert_eq!(reader.login_with(keys, &more), (0, 0));
+        assert!(reader.read(16, data.len()).data == data, "{digest}");
+        let part = reader.read(17, 64 << 10);
+        assert!(part.data == data[512..512 + (64 << 10)], "{digest}");
+        // Less room than the range has bytes, and no whole number of blocks.
+        let (cdb, len) = cdb10(0x28, 16, 128 << 10);
+        let cut = reader.run(cdb, 0x40, len - 1001, &[]);
+        assert!(cut.data == data[..(128 << 10) - 1001], "{digest}");
+        assert_eq!(cut.residual, 1001);
+    }
+}
+
+#[test]
 fn the_window_closes_while_the_volume_is_busy() {
     // Fails if more commands are taken than the window offers, or if it does not open again.
     let held = Arc::new(Held::default());

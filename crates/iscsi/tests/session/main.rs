@@ -22,7 +22,7 @@ use held::Held;
 use tokio::sync::oneshot;
 use trellis_iscsi::limits::{COMMAND_WINDOW, DATA_OUT_BYTES_MAX};
 use trellis_iscsi::lun::{Answer, Chunks, Compared, Extent, Identity, LunError};
-use trellis_iscsi::luns::RamLun;
+use trellis_iscsi::luns::{FileLun, RamLun};
 use trellis_iscsi::pdu::header::{Reject, TaskManagementResponse, TextResponse};
 use trellis_iscsi::pdu::{TAG_NONE, opcode};
 use trellis_iscsi::session::Times;

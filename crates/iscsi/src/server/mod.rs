@@ -4,19 +4,23 @@
 //! come, starts what can be started and writes all that is ready in one call, until nothing moves any
 //! more. Nothing is spawned for a command.
 
+mod look;
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice};
+use std::io;
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use rustix::net::{RecvFlags, recv};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -25,11 +29,16 @@ use tokio::time::{Sleep, sleep, sleep_until, timeout};
 use crate::error::Disconnect;
 use crate::limits::{
     ACCEPT_PAUSE, DATA_IN_BYTES_MAX, LAST_WORDS, LISTEN_BACKLOG, LOGIN_SEGMENT_BYTES_MAX,
-    LOGOUT_GRACE, READ_CHUNK_BYTES, ROUNDS_BEFORE_YIELD, WRITE_SLICES_MAX,
+    LOGOUT_GRACE, READ_CHUNK_BYTES, ROUNDS_BEFORE_YIELD,
 };
 use crate::login::Chap;
 use crate::portal::{Portal, lock};
 use crate::session::{Connection, Times, Work};
+use crate::socket;
+use look::Look;
+
+/// What is read at a time while looking for the next command: one with its data, if that is small.
+const LOOK_BYTES: usize = 8 * 1024;
 
 /// How a portal is served.
 #[derive(Debug, Clone)]
@@ -261,6 +270,7 @@ struct Driver {
     signals: mpsc::Receiver<Signal>,
     membership: Membership,
     half_open: bool,
+    look: Look,
 }
 
 impl Driver {
@@ -280,6 +290,7 @@ impl Driver {
             signals,
             membership,
             half_open: true,
+            look: Look::default(),
         }
     }
 
@@ -292,12 +303,22 @@ impl Driver {
         for _ in 0..ROUNDS_BEFORE_YIELD {
             match self.round(cx) {
                 Ok(true) => {}
-                Ok(false) => return Poll::Pending,
+                Ok(false) => {
+                    if self.waits_for_peer() && self.look.waits(Instant::now()) {
+                        cx.waker().wake_by_ref();
+                    }
+                    return Poll::Pending;
+                }
                 Err(reason) => return Poll::Ready(reason),
             }
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Whether only the peer can make something move.
+    fn waits_for_peer(&mut self) -> bool {
+        !self.half_open && self.work.is_empty() && self.conn.outbox().is_empty()
     }
 
     /// One look at everything; answers whether something moved.
@@ -343,26 +364,53 @@ impl Driver {
         Ok(moved)
     }
 
+    /// Read what has come and the kernel has not told yet; answers whether there was something. That the peer is gone
+    /// will be told.
+    fn look_up(&mut self) -> bool {
+        let mut room = [MaybeUninit::uninit(); LOOK_BYTES];
+        let Ok(((read, _), len)) = recv(&self.stream, &mut room, RecvFlags::DONTWAIT) else {
+            return false;
+        };
+        self.input.extend_from_slice(read);
+        len > 0
+    }
+
+    /// Read what has come; answers how much, and nothing when the peer is gone.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
+        if let Some(room) = self.conn.room() {
+            let mut room = ReadBuf::new(room);
+            let read = ready!(Pin::new(&mut self.stream).poll_read(cx, &mut room));
+            let len = read.map_or(0, |()| room.filled().len());
+            self.conn.filled(len);
+            return Poll::Ready(len);
+        }
+        let most = if self.half_open {
+            usize::try_from(LOGIN_SEGMENT_BYTES_MAX).unwrap_or(READ_CHUNK_BYTES)
+        } else {
+            self.conn.read_bytes()
+        };
+        if self.input.capacity() - self.input.len() < most.min(READ_CHUNK_BYTES / 16) {
+            self.input.reserve(most);
+        }
+        let mut input = (&mut self.input).limit(most);
+        let read = pin!(self.stream.read_buf(&mut input));
+        read.poll(cx).map(|read| read.unwrap_or(0))
+    }
+
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Result<bool, Disconnect> {
         // A peer that does not take its answers is not listened to.
         if self.conn.outbox().bytes() >= DATA_IN_BYTES_MAX {
             return Ok(false);
         }
-        let chunk = if self.half_open {
-            usize::try_from(LOGIN_SEGMENT_BYTES_MAX).unwrap_or(READ_CHUNK_BYTES)
-        } else {
-            READ_CHUNK_BYTES
-        };
-        if self.input.capacity() - self.input.len() < chunk / 16 {
-            self.input.reserve(chunk);
-        }
-        let read = pin!(self.stream.read_buf(&mut self.input));
-        match read.poll(cx) {
+        match self.poll_fill(cx) {
+            Poll::Pending if self.look.looks() && self.look_up() => {}
             Poll::Pending => return Ok(false),
-            Poll::Ready(Ok(0) | Err(_)) => return Err(Disconnect::PeerGone),
-            Poll::Ready(Ok(_)) => {}
+            Poll::Ready(0) => return Err(Disconnect::PeerGone),
+            Poll::Ready(_) => {}
         }
-        self.conn.heard(Instant::now());
+        let now = Instant::now();
+        self.conn.heard(now);
+        self.look.heard(now);
         while let Some(pdu) = self.conn.decode(&mut self.input)? {
             self.conn.receive(pdu)?;
         }
@@ -380,15 +428,23 @@ impl Driver {
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Result<bool, Disconnect> {
         let mut moved = false;
         while !self.conn.outbox().is_empty() {
-            let mut slices = [IoSlice::new(&[]); WRITE_SLICES_MAX];
-            let count = self.conn.outbox().slices(&mut slices);
-            match Pin::new(&mut self.stream).poll_write_vectored(cx, &slices[..count]) {
+            match self.stream.poll_write_ready(cx) {
                 Poll::Pending => break,
-                Poll::Ready(Ok(0) | Err(_)) => return Err(Disconnect::PeerGone),
-                Poll::Ready(Ok(written)) => {
+                Poll::Ready(Err(_)) => return Err(Disconnect::PeerGone),
+                Poll::Ready(Ok(())) => {}
+            }
+            let (stream, out) = (&self.stream, self.conn.outbox());
+            match stream.try_io(Interest::WRITABLE, || socket::write(out, stream)) {
+                Ok(written) => {
                     moved = true;
-                    self.conn.outbox().advance(written);
+                    out.advance(written);
                 }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(Disconnect::Unreadable);
+                }
+                Err(_) => return Err(Disconnect::PeerGone),
             }
         }
         self.notice_login();
@@ -408,7 +464,10 @@ impl Driver {
 
     /// Write the last words, and wait for what volumes have begun: only then may another session take over.
     async fn end(&mut self, reason: &Disconnect) {
-        if !matches!(reason, Disconnect::PeerGone | Disconnect::Silent) {
+        if !matches!(
+            reason,
+            Disconnect::PeerGone | Disconnect::Silent | Disconnect::Unreadable
+        ) {
             let words = self.conn.outbox().take();
             let said = timeout(LAST_WORDS, async {
                 self.stream.write_all(&words).await?;

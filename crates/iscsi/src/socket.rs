@@ -1,0 +1,37 @@
+//! Writing to a socket what lies in memory and what lies in files.
+
+use std::io::{self, IoSlice};
+use std::os::fd::AsFd;
+
+use rustix::fs::sendfile;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use crate::limits::WRITE_SLICES_MAX;
+use crate::pdu::Outbox;
+
+/// Write as much of what waits as one call takes; answers how much that was. Nothing must be written when nothing
+/// waits.
+///
+/// # Errors
+/// The socket cannot take anything. [`io::ErrorKind::UnexpectedEof`] says that it was the file that failed.
+pub fn write(out: &Outbox, socket: impl AsFd) -> io::Result<usize> {
+    if let Some(span) = out.first_span() {
+        let len = usize::try_from(span.len).unwrap_or(usize::MAX);
+        let mut at = span.offset;
+        return match sendfile(socket, &*span.file, Some(&mut at), len) {
+            Ok(0) | Err(rustix::io::Errno::IO) => Err(io::ErrorKind::UnexpectedEof.into()),
+            sent => Ok(sent?),
+        };
+    }
+    let mut slices = [IoSlice::new(&[]); WRITE_SLICES_MAX];
+    let (count, span_follows) = out.slices(&mut slices);
+    // A header must not travel alone while its data is about to follow.
+    let more = if span_follows {
+        SendFlags::MORE
+    } else {
+        SendFlags::empty()
+    };
+    let mut nothing = SendAncillaryBuffer::default();
+    let flags = SendFlags::NOSIGNAL | more;
+    Ok(sendmsg(socket, &slices[..count], &mut nothing, flags)?)
+}

@@ -51,7 +51,7 @@ pub fn advance(
     let goal = wanted.max(committed);
     if goal != stored {
         // What the change ends is recorded first, so that the record is never made from an outdated look.
-        let growths = history::before_change(claim, volume, goal, now);
+        let growths = history::before_change(view, claim, volume, goal, now);
         if growths != history::records(volume) {
             let change = Map::from_iter([("growths".to_owned(), json!(growths))]);
             return Plan {

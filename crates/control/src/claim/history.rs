@@ -93,38 +93,46 @@ fn with_called_off(
     appended(records, record)
 }
 
-/// The records as they are before the goal becomes `goal`: with the growth that is ended by it, and with
-/// the one that was asked for before, never had room, and is called off by it.
+/// The records as they are before the goal becomes `goal`: with the growth that is ended by it, or was over and has
+/// not been recorded yet, and with the one that was asked for before, never had room, and is called off by it.
 pub fn before_change(
+    view: &View,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     goal: Bytes,
     now: &MicroTime,
 ) -> Vec<GrowthRecord> {
     let records = with_called_off(records(volume), claim, goal, now);
-    let under_way = status::reported(claim).is_some_and(|size| size < volume.spec.capacity);
-    let Some(growth) = volume.spec.growth.as_ref().filter(|_| under_way) else {
+    let Some(growth) = &volume.spec.growth else {
         return records;
     };
-    if records
+    let known = records
         .iter()
-        .any(|record| record.requested_at == growth.at)
-    {
+        .any(|record| record.requested_at == growth.at);
+    if known {
         return records;
     }
-    let larger = goal > volume.spec.capacity;
+    let is_over = status::reported(claim).is_some_and(|size| size >= volume.spec.capacity);
     let record = GrowthRecord {
         by: growth.by.clone(),
         requested_at: growth.at.clone(),
-        finished_at: now.clone(),
+        finished_at: if is_over {
+            finished_at(view, now)
+        } else {
+            now.clone()
+        },
         from: growth.from,
         to: volume.spec.capacity,
-        result: if larger {
-            GrowthResult::Replaced
-        } else {
-            GrowthResult::Cancelled
+        result: match (is_over, goal > volume.spec.capacity) {
+            (true, _) => GrowthResult::Succeeded,
+            (false, true) => GrowthResult::Replaced,
+            (false, false) => GrowthResult::Cancelled,
         },
-        rungs: Vec::new(),
+        rungs: if is_over {
+            rung_times(view, &growth.at)
+        } else {
+            Vec::new()
+        },
     };
     appended(records, record)
 }
@@ -290,21 +298,30 @@ mod tests {
             (Bytes::gib(3), GrowthResult::Replaced),
             (Bytes::gib(1), GrowthResult::Cancelled),
         ] {
-            let records = before_change(&claim, &growing(Vec::new()), goal, &at(20));
+            let view = view("1Gi");
+            let records = before_change(&view, &claim, &growing(Vec::new()), goal, &at(20));
             assert_eq!(records.len(), 1);
             assert_eq!(records[0].result, result);
             assert_eq!(records[0].to, Bytes::gib(2));
-            let again = before_change(&claim, &growing(records.clone()), goal, &at(30));
+            let again = before_change(&view, &claim, &growing(records.clone()), goal, &at(30));
             assert_eq!(again, records);
         }
     }
 
-    // Fails if a growth that was finished before the next request counts as replaced.
+    // Fails if a growth that was finished just before the next request is forgotten, counts as replaced, or is told
+    // twice.
     #[test]
-    fn a_finished_growth_is_not_ended_again() {
-        let claim = claim("2Gi", json!({}));
-        let volume = growing(Vec::new());
-        assert_eq!(before_change(&claim, &volume, Bytes::gib(3), &at(20)), []);
+    fn a_finished_growth_is_recorded_before_the_next_one() {
+        let (claim, view) = (claim("2Gi", json!({})), view("2Gi"));
+        let goal = Bytes::gib(3);
+        let records = before_change(&view, &claim, &growing(Vec::new()), goal, &at(20));
+        assert_eq!(
+            records,
+            succeeded(&view, &claim, &growing(Vec::new()), &at(20))
+        );
+        assert_eq!(records[0].result, GrowthResult::Succeeded);
+        let again = before_change(&view, &claim, &growing(records.clone()), goal, &at(30));
+        assert_eq!(again, records);
     }
 
     // Fails if a request that never had room vanishes from the history, or is told at every look.

@@ -52,7 +52,7 @@ pub fn succeeded(
     let record = GrowthRecord {
         by: growth.by.clone(),
         requested_at: growth.at.clone(),
-        finished_at: finished_at(view, now),
+        finished_at: finished_at(view, &growth.at, now),
         from: growth.from,
         to: volume.spec.capacity,
         result: GrowthResult::Succeeded,
@@ -117,7 +117,7 @@ pub fn before_change(
         by: growth.by.clone(),
         requested_at: growth.at.clone(),
         finished_at: if is_over {
-            finished_at(view, now)
+            finished_at(view, &growth.at, now)
         } else {
             now.clone()
         },
@@ -172,11 +172,13 @@ fn rung_times(view: &View, since: &MicroTime) -> Vec<RungTime> {
     times
 }
 
-/// The moment when the last rung was raised, or now if none was.
-fn finished_at(view: &View, now: &MicroTime) -> MicroTime {
+/// The moment when the last rung was raised for this growth, or now if none was: who raised it may have died before
+/// it was told.
+fn finished_at(view: &View, since: &MicroTime, now: &MicroTime) -> MicroTime {
     let raised = view
         .rungs()
-        .filter_map(|status| Some(status.raised.as_ref()?.at.clone()));
+        .filter_map(|status| Some(status.raised.as_ref()?.at.clone()))
+        .filter(|at| at >= since);
     raised.max().unwrap_or_else(|| now.clone())
 }
 
@@ -275,6 +277,19 @@ mod tests {
         assert_eq!(micros, [3, 4]);
         let again = succeeded(&view, &claim, &growing(records.clone()), &at(30));
         assert_eq!(again, records);
+    }
+
+    // Fails if a growth whose raises were never told is said to have been over before it was asked for.
+    #[test]
+    fn a_growth_is_not_over_before_it_was_asked_for() {
+        let (claim, view) = (claim("2Gi", json!({})), view("2Gi"));
+        let mut volume = growing(Vec::new());
+        if let Some(growth) = &mut volume.spec.growth {
+            growth.at = at(15);
+        }
+        let records = succeeded(&view, &claim, &volume, &at(20));
+        assert_eq!(records[0].finished_at, at(20));
+        assert_eq!(records[0].rungs, []);
     }
 
     // Fails if success is recorded before the claim and all rungs are where they should be.

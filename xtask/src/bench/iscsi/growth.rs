@@ -1,32 +1,45 @@
 //! Growth under load: how soon a session knows, and what writes notice of it.
 
-use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 
-use super::server::{Sample, parse};
-use super::{Programs, WORK, targets};
+use super::server::{Sample, Server, parse};
+use super::{Programs, WORK, copies, targets};
 
 /// 4 KiB random writes at depth 32.
 const LOAD: usize = 3;
 /// The time around a growth that is looked at.
 const WINDOW_SECONDS: f64 = 5.0;
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 2;
 const STEP_MIB: u64 = 64;
 
-/// Loads our target for some seconds, with and without a growth in the middle, in turns.
+/// Loads our target with one copy and with three for some seconds, with and without a growth in the middle, in turns.
 pub fn run(programs: &Programs, directory: &Path, size_mib: u64) -> anyhow::Result<()> {
     let place = targets::Place::new(directory, size_mib)?;
-    let mut server = targets::ours(programs, &place)?.context("no target of ours")?;
+    let one = targets::ours(programs, &place)?.context("no target of ours")?;
     let kind = if place.in_memory { "tmpfs" } else { "disk" };
     println!(
         "\ngrowth under load, {kind}: {}, {WINDOW_SECONDS} s around it",
         WORK[LOAD]
     );
-    let mut size = size_mib;
+    grow(programs, one, "one copy", size_mib)?;
+    grow(
+        programs,
+        copies::start(programs, &place)?,
+        copies::NAME,
+        size_mib,
+    )
+}
+
+fn grow(
+    programs: &Programs,
+    mut server: Server,
+    name: &str,
+    mut size_mib: u64,
+) -> anyhow::Result<()> {
     for _ in 0..ROUNDS {
         let still = server.measure(programs, WORK[LOAD], WINDOW_SECONDS)?;
         let load = server
@@ -35,18 +48,15 @@ pub fn run(programs: &Programs, directory: &Path, size_mib: u64) -> anyhow::Resu
             .spawn()
             .context("the load cannot be run")?;
         std::thread::sleep(Duration::from_secs_f64(WINDOW_SECONDS / 2.0));
-        size += STEP_MIB;
+        size_mib += STEP_MIB;
         let asked = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .context("a clock before 1970")?;
-        let input = server
-            .input
-            .as_mut()
-            .context("a target that cannot be told")?;
-        writeln!(input, "{size}").context("the target cannot be told to grow")?;
+        let told = server.grow(size_mib);
         let output = load
             .wait_with_output()
             .context("the load cannot be waited for")?;
+        told?;
         anyhow::ensure!(
             output.status.success(),
             "the load failed when the volume grew"
@@ -56,7 +66,7 @@ pub fn run(programs: &Programs, directory: &Path, size_mib: u64) -> anyhow::Resu
             .grown
             .context("the session was not told of the growth")?;
         println!(
-            "  growth -> READ CAPACITY on the loaded session {:.2} ms; writes with the growth: {}; without: {}",
+            "  {name}: request -> READ CAPACITY on the loaded session {:.2} ms; writes with the growth: {}; without: {}",
             told.saturating_sub(asked).as_secs_f64() * 1e3,
             words(&grown),
             words(&still)

@@ -6,6 +6,7 @@
 //! ratios with the smallest and the largest.
 
 mod bare;
+mod copies;
 mod growth;
 mod report;
 mod server;
@@ -13,7 +14,7 @@ mod targets;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
@@ -25,7 +26,7 @@ pub use targets::Extra;
 #[derive(clap::Args)]
 pub struct Options {
     /// How long each target does each piece of work in each round
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 0.6)]
     seconds: f64,
     /// How many rounds
     #[arg(long, default_value_t = 5)]
@@ -98,6 +99,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     for directory in &directories {
         side_by_side(&programs, directory, options)?;
     }
+    report::print_others();
     for directory in &directories {
         growth::run(&programs, directory, options.size_mib)?;
     }
@@ -108,8 +110,16 @@ fn side_by_side(programs: &Programs, directory: &Path, options: &Options) -> any
     let place = targets::Place::new(directory, options.size_mib)?;
     let servers = targets::start_all(programs, &place, &options.extra)?;
     let mut report = Report::new(&servers);
+    let started = Instant::now();
     for round in 0..options.rounds {
         for work in WORK {
+            eprintln!(
+                "{}: round {} of {}, {work} ({} s so far)",
+                directory.display(),
+                round + 1,
+                options.rounds,
+                started.elapsed().as_secs()
+            );
             report.add_bare(
                 work,
                 bare::a_second(&place.backing, work, options.seconds / 4.0)?,
@@ -163,30 +173,31 @@ fn turns(count: usize, round: usize) -> Vec<usize> {
 pub struct Programs {
     serve: PathBuf,
     load: PathBuf,
+    trellis: PathBuf,
 }
 
 /// Built now, so that it is the code that is looked at.
 fn build() -> anyhow::Result<Programs> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let status = Command::new("cargo")
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "--package",
-            "trellis-iscsi",
-            "--examples",
-        ])
-        .current_dir(&root)
-        .status()
-        .context("cargo cannot be run")?;
-    anyhow::ensure!(status.success(), "the target cannot be built");
+    for what in [["trellis-iscsi", "--examples"], ["trellis", "--bins"]] {
+        let status = Command::new("cargo")
+            .args(["build", "--quiet", "--release", "--package"])
+            .args(what)
+            .current_dir(&root)
+            .status()
+            .context("cargo cannot be run")?;
+        anyhow::ensure!(status.success(), "{} cannot be built", what[0]);
+    }
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let examples = target.join("release/examples");
+    let release = target
+        .join("release")
+        .canonicalize()
+        .context("the programs were built elsewhere")?;
     Ok(Programs {
-        serve: examples.join("iscsi-serve"),
-        load: examples.join("iscsi-load"),
+        serve: release.join("examples/iscsi-serve"),
+        load: release.join("examples/iscsi-load"),
+        trellis: release.join("trellis"),
     })
 }
 

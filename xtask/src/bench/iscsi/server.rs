@@ -1,12 +1,13 @@
 //! A target that runs: a process with an address, and what it costs.
 
-use std::io::BufRead;
+use std::io::{BufRead, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
 
+use super::copies::Copies;
 use super::{Programs, Work};
 
 /// The kernel counts processor time in these, whatever its own clock is.
@@ -21,20 +22,41 @@ pub enum Role {
     Peer,
     /// What could be reached at most: no data is stored or fetched.
     Limit,
+    /// Ours, with three copies.
+    Copies,
     /// Somebody's addition.
     Extra,
 }
 
-/// A target process. It ends with this.
+/// What keeps a target alive, and ends it when dropped.
+pub enum Life {
+    /// A process of its own.
+    Process(Child),
+    /// The service, with a volume of several copies.
+    Copies(Box<Copies>),
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        if let Life::Process(process) = self {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// A target that runs. It ends with this.
 pub struct Server {
     pub name: String,
     pub role: Role,
     pub address: String,
     pub target: String,
     pub lun: String,
-    process: Child,
+    /// The user and the secret that it wants to be proven.
+    pub proof: Option<(String, String)>,
+    life: Life,
     /// What tells one of our own to grow, and by its end to stop.
-    pub input: Option<ChildStdin>,
+    input: Option<ChildStdin>,
 }
 
 /// What one load on one target has shown.
@@ -56,7 +78,7 @@ impl Server {
     pub fn of(
         name: &str,
         role: Role,
-        process: Child,
+        life: Life,
         address: String,
         target: &str,
         lun: u32,
@@ -67,7 +89,8 @@ impl Server {
             address,
             target: target.to_owned(),
             lun: lun.to_string(),
-            process,
+            proof: None,
+            life,
             input: None,
         }
     }
@@ -94,7 +117,8 @@ impl Server {
             address: String::new(),
             target: String::new(),
             lun: String::new(),
-            process,
+            proof: None,
+            life: Life::Process(process),
             input,
         };
         read.with_context(|| format!("{name} said nothing"))?;
@@ -135,38 +159,58 @@ impl Server {
                 work.depth.to_string(),
                 seconds.to_string(),
             ]);
+        if let Some((user, secret)) = &self.proof {
+            command.env("ISCSI_USER", user).env("ISCSI_SECRET", secret);
+        }
         command
     }
 
-    /// The processor time that it has used.
+    /// Tells one of our own to grow.
+    pub fn grow(&mut self, mib: u64) -> anyhow::Result<()> {
+        if let Life::Copies(copies) = &self.life {
+            return copies.grow(mib);
+        }
+        let input = self
+            .input
+            .as_mut()
+            .context("a target that cannot be told")?;
+        writeln!(input, "{mib}").context("the target cannot be told to grow")
+    }
+
+    fn pids(&self) -> anyhow::Result<Vec<u32>> {
+        match &self.life {
+            Life::Process(process) => Ok(vec![process.id()]),
+            Life::Copies(copies) => copies.pids(),
+        }
+    }
+
+    /// The processor time that all of its processes have used.
     fn cpu(&self) -> anyhow::Result<Duration> {
-        let path = format!("/proc/{}/stat", self.process.id());
-        let text =
-            std::fs::read_to_string(&path).with_context(|| format!("{} has ended", self.name))?;
-        // The name before the last bracket may hold anything.
-        let fields = text.rsplit(')').next().unwrap_or_default();
-        let ticks: f64 = fields
-            .split_whitespace()
-            .skip(11)
-            .take(2)
-            .filter_map(|word| word.parse::<f64>().ok())
-            .sum();
+        let mut ticks = 0.0;
+        for pid in self.pids()? {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .with_context(|| format!("{} has ended", self.name))?;
+            // The name before the last bracket may hold anything.
+            let fields = text.rsplit(')').next().unwrap_or_default();
+            ticks += fields
+                .split_whitespace()
+                .skip(11)
+                .take(2)
+                .filter_map(|word| word.parse::<f64>().ok())
+                .sum::<f64>();
+        }
         Ok(Duration::from_secs_f64(ticks / TICKS_A_SECOND))
     }
 
-    /// The most memory that it has had, in MiB.
-    pub fn memory_mib(&self) -> Option<u64> {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-        Some(kib >> 10)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+    /// The most memory that each of its processes has had, in MiB: of the target first, then of its copies.
+    pub fn memory_mib(&self) -> Option<Vec<u64>> {
+        let most = |pid: u32| -> Option<u64> {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+            let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+            Some(kib >> 10)
+        };
+        self.pids().ok()?.into_iter().map(most).collect()
     }
 }
 

@@ -11,7 +11,8 @@ use anyhow::Context;
 use tempfile::TempDir;
 
 use super::Programs;
-use super::server::{Role, Server};
+use super::copies;
+use super::server::{Life, Role, Server};
 
 const NAME: &str = "iqn.2026-11.dev.trellis:bench";
 /// How long a target may take to listen.
@@ -24,7 +25,7 @@ const TGT_CONTROL: u32 = 7261;
 
 /// One row: a name, what it is for, and how it is started. `None` where it does not belong.
 type Start = fn(&Programs, &Place) -> anyhow::Result<Option<Server>>;
-const TARGETS: [Start; 5] = [ours, tgt_aio, tgt_rdwr, istgt, null];
+const TARGETS: [Start; 6] = [ours, tgt_aio, tgt_rdwr, istgt, null, three_copies];
 
 /// A directory with the backing file and what the targets need, gone with this.
 pub struct Place {
@@ -33,6 +34,7 @@ pub struct Place {
     pub size_mib: u64,
     /// Whether the file is in memory.
     pub in_memory: bool,
+    parent: PathBuf,
 }
 
 impl Place {
@@ -55,7 +57,13 @@ impl Place {
             backing,
             size_mib,
             in_memory,
+            parent: parent.to_owned(),
         })
+    }
+
+    /// Where it was made.
+    pub fn parent(&self) -> &Path {
+        &self.parent
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -135,6 +143,10 @@ fn null(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
     Server::speaking("null (limit)", Role::Limit, &mut command).map(Some)
 }
 
+fn three_copies(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
+    copies::start(programs, place).map(Some)
+}
+
 fn tgt_aio(_: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
     tgt("tgt aio", "aio", place).map(Some)
 }
@@ -160,7 +172,14 @@ fn tgt(name: &str, store: &str, place: &Place) -> anyhow::Result<Server> {
         .stderr(Stdio::null())
         .spawn()
         .context("tgtd cannot be run; `scripts/setup bench` installs it")?;
-    let server = listening(Server::of(name, Role::Peer, process, address, NAME, 1))?;
+    let server = listening(Server::of(
+        name,
+        Role::Peer,
+        Life::Process(process),
+        address,
+        NAME,
+        1,
+    ))?;
     let admin = |arguments: &[&str]| -> anyhow::Result<()> {
         let output = Command::new("tgtadm")
             .args(["-C", &control, "--lld", "iscsi", "--tid", "1"])
@@ -235,7 +254,8 @@ fn istgt(_: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
         .stderr(Stdio::null())
         .spawn()
         .context("istgt cannot be run; `scripts/setup bench` installs it")?;
-    listening(Server::of("istgt", Role::Peer, process, address, NAME, 0)).map(Some)
+    let life = Life::Process(process);
+    listening(Server::of("istgt", Role::Peer, life, address, NAME, 0)).map(Some)
 }
 
 /// A port that nobody has at this moment.

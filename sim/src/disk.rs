@@ -40,6 +40,8 @@ pub struct Disk {
     pub lost_by_lies: BTreeSet<u64>,
     /// Blocks whose sync was a lie.
     owed: BTreeSet<u64>,
+    /// How often it has lost what was not durable.
+    pub losses: u64,
 }
 
 /// An operation that was submitted and not completed.
@@ -73,6 +75,7 @@ impl Disk {
             lies: false,
             lost_by_lies: BTreeSet::new(),
             owed: BTreeSet::new(),
+            losses: 0,
         }
     }
 
@@ -179,7 +182,8 @@ impl Disk {
         }
     }
 
-    fn read(&self, offset: u64, length: u64) -> DiskResult {
+    /// What a reader sees.
+    pub fn read(&self, offset: u64, length: u64) -> DiskResult {
         let size = self.block_bytes();
         let blocks = offset / size..(offset + length) / size;
         if blocks.clone().any(|block| self.rot.contains(&block)) {
@@ -209,6 +213,7 @@ impl Disk {
 
     /// The cache is gone. Of every block there is what was durable, or any later version.
     fn drop_cache(&mut self, number: u64, rng: &mut Rng) {
+        self.losses += 1;
         let cache = std::mem::take(&mut self.cache);
         for (block, mut versions) in cache {
             let at = versions.partition_point(|cached| cached.number <= number);

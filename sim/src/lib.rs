@@ -47,6 +47,8 @@ pub struct Stats {
     pub growths: u64,
     /// Regions that were repaired.
     pub repairs: u64,
+    /// Reads of a replica's disk that did not ask the replica.
+    pub peeks: u64,
     /// Power losses of replicas.
     pub power_losses: u64,
     /// Changes of who the replicas are.

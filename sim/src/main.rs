@@ -49,6 +49,7 @@ impl Total {
         sum.takeovers += stats.takeovers;
         sum.growths += stats.growths;
         sum.repairs += stats.repairs;
+        sum.peeks += stats.peeks;
         sum.power_losses += stats.power_losses;
         sum.view_changes += stats.view_changes;
         sum.markers += stats.markers;

@@ -3,10 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use trellis_engine::coordinator;
-use trellis_engine::member;
-use trellis_engine::proto::{Answer, Body, Envelope};
+use trellis_engine::member::{self, DiskResult};
+use trellis_engine::proto::{Answer, Body, Content, Envelope};
 
 use crate::world::{Happening, World};
+
+/// So many of a thousand connections are between processes of one machine.
+const NEAR_PER_MILLE: u64 = 600;
+
+/// So many of a thousand looks at such a replica's disk find what they look for in memory.
+const PEEKS_PER_MILLE: u64 = 800;
 
 #[derive(Debug)]
 struct Connection {
@@ -14,6 +20,9 @@ struct Connection {
     node: usize,
     life: u64,
     open: bool,
+    /// How often the node's disk had lost its cache when the connection was made. Both ends are on one
+    /// machine, if there is such a number.
+    near: Option<u64>,
     /// When the last message in each direction arrives.
     to_node_at: u64,
     to_chief_at: u64,
@@ -48,6 +57,10 @@ impl World {
         }
         self.net.last += 1;
         let session = self.net.last;
+        let near = self
+            .rng
+            .chance(NEAR_PER_MILLE)
+            .then(|| self.nodes[node].disk.losses);
         self.net.connections.insert(
             session,
             Connection {
@@ -55,12 +68,34 @@ impl World {
                 node,
                 life: self.nodes[node].life,
                 open: true,
+                near,
                 to_node_at: 0,
                 to_chief_at: 0,
             },
         );
         let replica = self.nodes[node].id;
         self.tell_chief(index, coordinator::Event::Opened { replica, session });
+        if near.is_some() {
+            let delay = self.rng.below(20_000);
+            let event = coordinator::Event::Near { replica, session };
+            self.later(delay, Happening::Coordinator { index, event });
+        }
+    }
+
+    /// A coordinator looks at the disk of a replica on its machine, whether or not the replica's process still
+    /// lives or has hung up on it. A machine that loses its memory takes the coordinator with it, and a disk
+    /// that could not write what it was given may show anything to anybody: neither is looked at.
+    pub(crate) fn peek(&mut self, session: u64, offset: u64, length: u64) -> Option<Content> {
+        let is_in_memory = self.rng.chance(PEEKS_PER_MILLE);
+        let connection = self.net.connections.get(&session)?;
+        let disk = &self.nodes[connection.node].disk;
+        if !is_in_memory || connection.near != Some(disk.losses) {
+            return None;
+        }
+        match disk.read(offset, length) {
+            DiskResult::Read(content) => Some(content),
+            _ => None,
+        }
     }
 
     fn delay(&mut self) -> u64 {
@@ -193,7 +228,9 @@ impl World {
         for session in sessions {
             self.close(session, false, false);
         }
-        self.net.connections.retain(|_, it| it.open);
+        self.net
+            .connections
+            .retain(|_, it| it.open || it.near.is_some());
     }
 
     pub(crate) fn net_node_died(&mut self, node: usize) {

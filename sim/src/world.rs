@@ -502,6 +502,18 @@ impl World {
             Effect::Send {
                 session, envelope, ..
             } => self.request(index, session, envelope),
+            Effect::Peek {
+                session,
+                tag,
+                offset,
+                length,
+                ..
+            } => {
+                let content = self.peek(session, offset, length);
+                self.stats.peeks += u64::from(content.is_some());
+                let event = coordinator::Event::Peeked { tag, content };
+                self.later(0, Happening::Coordinator { index, event });
+            }
             Effect::Close { session, .. } => self.close_from_chief(session),
             Effect::Reply { id, result } if is_current => self.replied(id, result),
             Effect::Reply { id, result } => self.lost_client_replied(id, &result),

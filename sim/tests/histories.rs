@@ -13,10 +13,11 @@ const PLANTED: u64 = 200;
 fn every_rule_holds_in_every_fixed_history() {
     // Fails if an acknowledged write is lost, a size is wrong, or a volume does not come to rest.
     let mut failures = Vec::new();
-    let mut events = 0;
+    let (mut events, mut peeks) = (0, 0);
     for seed in 0..FIXED {
         let (stats, result) = run(seed, Options::default());
         events += stats.events;
+        peeks += stats.peeks;
         if let Err(found) = result {
             failures.push(format!("seed {seed}: {found}"));
         }
@@ -24,6 +25,7 @@ fn every_rule_holds_in_every_fixed_history() {
     assert!(failures.is_empty(), "{failures:#?}");
     // A simulator in which nothing happens proves nothing.
     assert!(events > FIXED * 10_000, "only {events} events");
+    assert!(peeks > FIXED * 100, "only {peeks} looks at disks");
 }
 
 #[test]
@@ -88,4 +90,17 @@ fn a_volume_that_is_raised_before_its_replicas_is_found() {
         it,
         Failure::RaisedEarly { .. }
     )));
+}
+
+#[test]
+fn a_look_at_a_replica_that_owes_an_answer_is_found() {
+    // Fails if what a replica has not applied yet may be missing in a read of its disk.
+    let flaws = Flaws {
+        coordinator: coordinator::Flaws {
+            peek_early: true,
+            ..coordinator::Flaws::default()
+        },
+        ..Flaws::default()
+    };
+    assert!(is_found(flaws, |it| matches!(it, Failure::Read(_))));
 }

@@ -1,20 +1,27 @@
-//! Measures a volume: `volume-bench DIR COPIES here|unix|tcp SECONDS DEPTH read|write|flush [SPAN-MIB]`.
-//! Prints requests a second, their times, and the processor time that one of them takes in all
-//! processes together. With `here` the one copy is in this process; otherwise each has a process of its
-//! own, started from this program.
+//! Measures volumes beside a bare file: `volume-bench DIR SECONDS [PLACES [CASES]]`.
+//!
+//! PLACES are some of `bare` (the same requests on a plain file, by this process), `1here` (one copy in
+//! the process of its volume), `1unix`, `3unix`, `1tcp`, `3tcp` (copies in processes of their own,
+//! started from this program). CASES are like `4k-random-write-32`: length, order, direction (also
+//! `flush`: a write, then a flush), depth. By default `bare,1unix,3unix`, and all that [`CASES`] has.
+//!
+//! Prints requests a second, their times, and the processor time that one of them takes: in this
+//! process and in all others together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use trellis_engine::drive::{
-    Address, LocalReplica, ReplicaServer, ReplicaSettings, Volume, VolumeSettings,
+    Address, LocalReplica, ReplicaServer, ReplicaSettings, Volume, VolumeError, VolumeSettings,
 };
 use trellis_engine::proto::Config;
 use trellis_engine::replica::{Identity, Pool, Provisioning};
@@ -22,7 +29,105 @@ use uuid::Uuid;
 
 type Failure = Box<dyn std::error::Error>;
 
-const BLOCK: u64 = 4096;
+const CASES: &str = "4k-random-read-1,4k-random-read-32,4k-random-write-1,4k-random-write-32,\
+                     64k-sequential-read-16,64k-sequential-write-16,1m-sequential-read-4,1m-sequential-write-4";
+
+/// How much of the volume is used.
+const SPAN: u64 = 1 << 30;
+
+/// Buffers that are written from, so that not all of it comes from the processor's cache.
+const BUFFERS: usize = 32;
+
+/// Before it is counted.
+const WARM_UP: Duration = Duration::from_millis(700);
+
+/// Processor time is told in hundredths of a second.
+const CPU_TICK_MS: u64 = 10;
+
+#[derive(Clone, Copy, PartialEq)]
+enum What {
+    Read,
+    Write,
+    Flush,
+}
+
+#[derive(Clone)]
+struct Case {
+    name: String,
+    length: u64,
+    random: bool,
+    what: What,
+    depth: u64,
+}
+
+impl Case {
+    fn parse(name: &str) -> Result<Case, Failure> {
+        let parts: Vec<&str> = name.split('-').collect();
+        let [length, order, what, depth] = parts[..] else {
+            return Err(format!("{name} is no case").into());
+        };
+        let length = match length.split_at(length.len() - 1) {
+            (number, "k") => number.parse::<u64>()? << 10,
+            (number, "m") => number.parse::<u64>()? << 20,
+            _ => return Err(format!("{length} is no length").into()),
+        };
+        let what = match what {
+            "read" => What::Read,
+            "write" => What::Write,
+            "flush" => What::Flush,
+            _ => return Err(format!("{what} is neither read, write nor flush").into()),
+        };
+        Ok(Case {
+            name: name.to_owned(),
+            length,
+            random: order == "random",
+            what,
+            depth: depth.parse()?,
+        })
+    }
+}
+
+/// What is measured.
+#[derive(Clone)]
+enum Under {
+    Bare(Arc<File>),
+    Volume(Volume),
+}
+
+impl Under {
+    async fn read(&self, at: u64, length: u64) -> Result<(), VolumeError> {
+        match self {
+            Under::Bare(file) => {
+                let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+                file.read_exact_at(&mut bytes, at)
+                    .map_err(|_| VolumeError::Medium)?;
+                drop(std::hint::black_box(bytes));
+                tokio::task::yield_now().await;
+                Ok(())
+            }
+            Under::Volume(volume) => volume.read(at, length).await.map(drop),
+        }
+    }
+
+    async fn write(&self, at: u64, data: Bytes) -> Result<(), VolumeError> {
+        match self {
+            Under::Bare(file) => {
+                file.write_all_at(&data, at)
+                    .map_err(|_| VolumeError::Medium)?;
+                tokio::task::yield_now().await;
+                Ok(())
+            }
+            Under::Volume(volume) => volume.write(at, vec![data], false).await,
+        }
+    }
+
+    async fn flush(&self) -> Result<(), VolumeError> {
+        match self {
+            Under::Bare(file) => file.sync_data().map_err(|_| VolumeError::Medium),
+            Under::Volume(volume) => volume.flush().await,
+        }
+    }
+}
 
 fn settings(pool: &Path, identity: Identity) -> ReplicaSettings {
     ReplicaSettings {
@@ -51,14 +156,13 @@ fn serve(arguments: &[String]) -> Result<(), Failure> {
 fn cpu_of(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let after_name = stat.rsplit(')').next().unwrap_or_default();
-    let fields: Vec<u64> = after_name
+    let ticks: u64 = after_name
         .split_whitespace()
         .skip(11)
         .take(2)
-        .filter_map(|field| field.parse().ok())
-        .collect();
-    // The kernel counts in hundredths of a second.
-    Duration::from_millis(fields.iter().sum::<u64>() * 10)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    Duration::from_millis(ticks * CPU_TICK_MS)
 }
 
 fn main() -> Result<(), Failure> {
@@ -66,37 +170,104 @@ fn main() -> Result<(), Failure> {
     if arguments.first().is_some_and(|first| first == "serve") {
         return serve(&arguments[1..]);
     }
-    let [dir, copies, place, seconds, depth, what, rest @ ..] = &arguments[..] else {
-        return Err(
-            "volume-bench DIR COPIES here|unix|tcp SECONDS DEPTH read|write|flush [SPAN-MIB]"
-                .into(),
-        );
+    let [dir, seconds, rest @ ..] = &arguments[..] else {
+        return Err("volume-bench DIR SECONDS [PLACES [CASES]]".into());
     };
-    let (seconds, depth): (u64, u64) = (seconds.parse()?, depth.parse()?);
-    let span = rest.first().map_or(Ok(1024), |span| span.parse::<u64>())? << 20;
-    let home = tempfile::tempdir_in(dir)?;
+    let seconds = Duration::from_secs(seconds.parse()?);
+    let places = rest.first().map_or("bare,1unix,3unix", String::as_str);
+    let cases: Vec<Case> = rest
+        .get(1)
+        .map_or(CASES, String::as_str)
+        .split(',')
+        .map(Case::parse)
+        .collect::<Result<_, _>>()?;
+    println!(
+        "place  case                     requests/s   median      99 %   longest  us here  us there"
+    );
+    for place in places.split(',') {
+        let home = tempfile::tempdir_in(dir)?;
+        let mut children = Children(Vec::new());
+        measure_place(place, home.path(), &mut children, &cases, seconds)?;
+    }
+    Ok(())
+}
+
+/// Processes that end with this one.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn measure_place(
+    place: &str,
+    home: &Path,
+    children: &mut Children,
+    cases: &[Case],
+    seconds: Duration,
+) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let under = if place == "bare" {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(home.join("bare"))?;
+        file.set_len(SPAN)?;
+        Under::Bare(Arc::new(file))
+    } else {
+        let _in_runtime = runtime.enter();
+        Under::Volume(start(place, home, children)?)
+    };
+    runtime.block_on(async {
+        if let Under::Volume(volume) = &under {
+            volume.ready().await?;
+        }
+        // Every block has bytes.
+        let data = Bytes::from(vec![0xA5; 1 << 20]);
+        for at in (0..SPAN).step_by(data.len()) {
+            under.write(at, data.clone()).await?;
+        }
+        for case in cases {
+            measure(place, &under, case, seconds, &children.0).await?;
+        }
+        Ok(())
+    })
+}
+
+/// Starts the copies of a volume, and the volume.
+fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Failure> {
+    let (copies, place) = place.split_at(1);
     let volume = Uuid::new_v4();
-    let mut children: Vec<Child> = Vec::new();
     let mut addresses = BTreeMap::new();
     let mut local = Vec::new();
-    let mut members = std::collections::BTreeSet::new();
+    let mut members = BTreeSet::new();
     for index in 0..copies.parse::<usize>()? {
-        let pool: PathBuf = home.path().join(format!("{index}"));
+        let pool = home.join(format!("{index}"));
         std::fs::create_dir(&pool)?;
         let identity = Identity {
             volume,
             replica: Uuid::new_v4(),
         };
         members.insert(identity.replica);
-        let size = trellis_api::Bytes::new(span);
+        let size = trellis_api::Bytes::new(SPAN);
         Pool::open(&pool)?.create("r", identity, size, Provisioning::Thin)?;
-        let address = match place.as_str() {
+        let address = match place {
             "here" => {
                 local.push(LocalReplica::open(settings(&pool, identity))?);
                 continue;
             }
-            "unix" => Address::Unix(home.path().join(format!("{index}.sock"))),
-            _ => "tcp:127.0.0.1:0".parse()?,
+            "unix" => Address::Unix(home.join(format!("{index}.sock"))),
+            "tcp" => "tcp:127.0.0.1:0".parse()?,
+            _ => return Err(format!("{place} is no place").into()),
         };
         let mut child = Command::new(std::env::current_exe()?)
             .arg("serve")
@@ -109,113 +280,111 @@ fn main() -> Result<(), Failure> {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let mut line = String::new();
         let out = child.stdout.take().ok_or("no output")?;
+        children.0.push(child);
+        let mut line = String::new();
         BufReader::new(out).read_line(&mut line)?;
         addresses.insert(identity.replica, line.trim().parse()?);
-        children.push(child);
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
     let settings = VolumeSettings::new(volume, Config::majority(members), addresses);
-    let result = runtime.block_on(async {
-        let volume = if local.is_empty() {
-            Volume::start(settings)
-        } else {
-            Volume::start_local(settings, local)?
-        };
-        volume.ready().await?;
-        measure(&volume, seconds, depth, what, span, &children).await
-    });
-    for child in &mut children {
-        child.kill()?;
-        child.wait()?;
+    Ok(if local.is_empty() {
+        Volume::start(settings)
+    } else {
+        Volume::start_local(settings, local)?
+    })
+}
+
+/// What the workers of one case share.
+struct Shared {
+    counts: AtomicBool,
+    stops: AtomicBool,
+    next: AtomicU64,
+}
+
+async fn work(
+    under: Under,
+    case: Case,
+    shared: Arc<Shared>,
+    mut random: u64,
+) -> Result<Vec<Duration>, VolumeError> {
+    let slots = SPAN / case.length;
+    let buffers: Vec<Bytes> = (1..=BUFFERS)
+        .map(|fill| {
+            let length = usize::try_from(case.length).unwrap_or(0);
+            Bytes::from(vec![u8::try_from(fill).unwrap_or(1); length])
+        })
+        .take(if case.what == What::Read { 0 } else { BUFFERS })
+        .collect();
+    let mut times = Vec::new();
+    while !shared.stops.load(Ordering::Relaxed) {
+        let number = shared.next.fetch_add(1, Ordering::Relaxed);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let slot = if case.random { random >> 20 } else { number } % slots;
+        let (at, buffer) = (slot * case.length, usize::try_from(number).unwrap_or(0));
+        let began = Instant::now();
+        match case.what {
+            What::Read => under.read(at, case.length).await?,
+            What::Write | What::Flush => under.write(at, buffers[buffer % BUFFERS].clone()).await?,
+        }
+        if case.what == What::Flush {
+            under.flush().await?;
+        }
+        if shared.counts.load(Ordering::Relaxed) {
+            times.push(began.elapsed());
+        }
     }
-    result
+    Ok(times)
 }
 
 async fn measure(
-    volume: &Volume,
-    seconds: u64,
-    depth: u64,
-    what: &str,
-    span: u64,
+    place: &str,
+    under: &Under,
+    case: &Case,
+    seconds: Duration,
     children: &[Child],
 ) -> Result<(), Failure> {
-    let data = Bytes::from(vec![0xA5; 4096]);
-    if what == "read" {
-        for at in (0..span).step_by(1 << 20) {
-            volume
-                .write(at, vec![Bytes::from(vec![0xA5; 1 << 20])], false)
-                .await?;
-        }
-    }
-    let counting = Arc::new(AtomicU64::new(0));
-    let done = Arc::new(AtomicU64::new(0));
+    let shared = Arc::new(Shared {
+        counts: AtomicBool::new(false),
+        stops: AtomicBool::new(false),
+        next: AtomicU64::new(0),
+    });
     let mut tasks = tokio::task::JoinSet::new();
-    let stop = Arc::new(AtomicU64::new(0));
-    for worker in 0..depth {
-        let (volume, data, what) = (volume.clone(), data.clone(), what.to_owned());
-        let (counting, done, stop) = (Arc::clone(&counting), Arc::clone(&done), Arc::clone(&stop));
-        tasks.spawn(async move {
-            let mut times = Vec::new();
-            let mut random = worker + 1;
-            while stop.load(Ordering::Relaxed) == 0 {
-                random = random
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407);
-                let at = (random >> 20) % (span / BLOCK) * BLOCK;
-                let began = Instant::now();
-                match what.as_str() {
-                    "read" => drop(volume.read(at, BLOCK).await?),
-                    "flush" => {
-                        volume.write(at, vec![data.clone()], false).await?;
-                        volume.flush().await?;
-                    }
-                    _ => volume.write(at, vec![data.clone()], false).await?,
-                }
-                if counting.load(Ordering::Relaxed) == 1 {
-                    times.push(began.elapsed());
-                    done.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            Ok::<_, trellis_engine::drive::VolumeError>(times)
-        });
+    for worker in 0..case.depth {
+        tasks.spawn(work(
+            under.clone(),
+            case.clone(),
+            Arc::clone(&shared),
+            worker + 1,
+        ));
     }
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let pids: Vec<u32> = children
-        .iter()
-        .map(Child::id)
-        .chain([std::process::id()])
-        .collect();
-    let cpu = || pids.iter().map(|pid| cpu_of(*pid)).sum::<Duration>();
-    let (before, began) = (cpu(), Instant::now());
-    counting.store(1, Ordering::Relaxed);
-    tokio::time::sleep(Duration::from_secs(seconds)).await;
-    counting.store(0, Ordering::Relaxed);
-    let (used, took) = (cpu() - before, began.elapsed());
-    stop.store(1, Ordering::Relaxed);
+    tokio::time::sleep(WARM_UP).await;
+    let here = || cpu_of(std::process::id());
+    let there = || children.iter().map(|it| cpu_of(it.id())).sum::<Duration>();
+    let (began, here_before, there_before) = (Instant::now(), here(), there());
+    shared.counts.store(true, Ordering::Relaxed);
+    tokio::time::sleep(seconds).await;
+    shared.counts.store(false, Ordering::Relaxed);
+    let took = began.elapsed();
+    let (here, there) = (here() - here_before, there() - there_before);
+    shared.stops.store(true, Ordering::Relaxed);
     let mut times = Vec::new();
     while let Some(result) = tasks.join_next().await {
         times.extend(result??);
     }
     times.sort();
-    let count = u32::try_from(times.len())?.max(1);
-    let at = |share: usize| {
-        times
-            .get(times.len() * share / 1000)
-            .copied()
-            .unwrap_or_default()
-    };
+    let count = f64::from(u32::try_from(times.len())?.max(1));
+    let at = |share: usize| times.get(times.len() * share / 1000).copied();
     println!(
-        "{what} depth {depth}: {:.0}/s, mean {:?}, median {:?}, 99 % {:?}, longest {:?}; {:.2} us of processor each",
-        f64::from(count) / took.as_secs_f64(),
-        times.iter().sum::<Duration>() / count,
-        at(500),
-        at(990),
+        "{place:6} {:24} {:10.0} {:8.0?} {:9.0?} {:9.0?} {:8.1} {:9.1}",
+        case.name,
+        count / took.as_secs_f64(),
+        at(500).unwrap_or_default(),
+        at(990).unwrap_or_default(),
         times.last().copied().unwrap_or_default(),
-        used.as_secs_f64() * 1e6 / f64::from(count),
+        here.as_secs_f64() * 1e6 / count,
+        there.as_secs_f64() * 1e6 / count,
     );
     Ok(())
 }

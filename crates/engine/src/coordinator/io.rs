@@ -108,6 +108,8 @@ pub(super) enum Task {
         range: (u64, u64),
         /// Replicas whose disk could not read it.
         tried: BTreeSet<ReplicaId>,
+        /// It was looked for without asking anybody.
+        peeked: bool,
     },
     Flush {
         io: IoId,
@@ -177,6 +179,7 @@ impl Coordinator {
                     part,
                     range,
                     tried: BTreeSet::new(),
+                    peeked: false,
                 })
                 .collect(),
             IoOp::Zero { offset, length } => self
@@ -263,7 +266,8 @@ impl Coordinator {
                 part,
                 range,
                 tried,
-            } => self.try_read(io, part, range, tried, out),
+                peeked,
+            } => self.try_read(io, part, range, tried, peeked, out),
         }
     }
 

@@ -25,7 +25,7 @@
 //! ```
 //!
 //! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io`
-//! (what clients ask for), `reads`, `settle` (when they are answered), `repair`, `growth`, `snapshot`,
+//! (what clients ask for), `reads`, `peek` (reads without asking), `settle` (when they are answered), `repair`, `growth`, `snapshot`,
 //! `change` (who the replicas are), `clock`, `status`, `limits`.
 
 mod change;
@@ -34,6 +34,7 @@ mod growth;
 mod io;
 mod limits;
 mod log;
+mod peek;
 mod peer;
 mod reads;
 mod region_set;
@@ -61,6 +62,7 @@ use change::Change;
 use growth::Growth;
 use io::{Io, Task};
 use log::Log;
+use peek::PendingPeek;
 use peer::Peer;
 use reads::PendingRead;
 use region_set::RegionSet;
@@ -78,6 +80,8 @@ pub struct Flaws {
     pub ack_below_cf: bool,
     /// Raise the volume before the replicas are raised.
     pub raise_early: bool,
+    /// Peek at a replica that has not answered a write of the same bytes.
+    pub peek_early: bool,
 }
 
 /// What a coordinator is told when it is made.
@@ -123,6 +127,20 @@ pub enum Event {
         session: SessionId,
         /// The message.
         envelope: Envelope,
+    },
+    /// What a replica has applied can be read without asking it, as long as this connection lasts.
+    Near {
+        /// The replica.
+        replica: ReplicaId,
+        /// The connection.
+        session: SessionId,
+    },
+    /// What a peek has found.
+    Peeked {
+        /// The tag of the peek.
+        tag: u64,
+        /// The bytes, or nothing if they could not be read at once.
+        content: Option<Content>,
     },
     /// A client wants something.
     Io {
@@ -171,6 +189,20 @@ pub enum Effect {
         session: SessionId,
         /// The message.
         envelope: Envelope,
+    },
+    /// Read bytes of a replica that is near, at once, before any effect that follows; then say
+    /// [`Event::Peeked`].
+    Peek {
+        /// The replica.
+        replica: ReplicaId,
+        /// The connection. If it is not there any more, there is nothing to be read.
+        session: SessionId,
+        /// Comes back with the event.
+        tag: u64,
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
     },
     /// Close a connection, and open another one after a moment.
     Close {
@@ -247,6 +279,7 @@ pub struct Coordinator {
     waiting: VecDeque<Task>,
     writes: BTreeMap<u64, PendingWrite>,
     reads: BTreeMap<u64, PendingRead>,
+    peeks: BTreeMap<u64, PendingPeek>,
     flushes: VecDeque<PendingFlush>,
     /// Regions that were written since the last flush was numbered.
     unflushed: RegionSet,
@@ -289,6 +322,7 @@ impl Coordinator {
             waiting: VecDeque::new(),
             writes: BTreeMap::new(),
             reads: BTreeMap::new(),
+            peeks: BTreeMap::new(),
             flushes: VecDeque::new(),
             unflushed: RegionSet::default(),
             tag_last: 0,
@@ -322,6 +356,8 @@ impl Coordinator {
                 session,
                 envelope,
             } => self.received(replica, session, envelope, out),
+            Event::Near { replica, session } => self.near(replica, session),
+            Event::Peeked { tag, content } => self.peeked(tag, content, out),
             Event::Io { id, op } => self.io(id, op, out),
             Event::Cancel { id } => self.cancel(id),
             Event::Grow { to } => self.grow(to),
@@ -408,6 +444,17 @@ impl Coordinator {
     #[cfg(not(feature = "flaws"))]
     #[allow(clippy::unused_self)]
     fn acks_below_cf(&self) -> bool {
+        false
+    }
+
+    #[cfg(feature = "flaws")]
+    fn peeks_early(&self) -> bool {
+        self.settings.flaws.peek_early
+    }
+
+    #[cfg(not(feature = "flaws"))]
+    #[allow(clippy::unused_self)]
+    fn peeks_early(&self) -> bool {
         false
     }
 

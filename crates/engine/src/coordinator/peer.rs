@@ -74,6 +74,8 @@ pub(super) struct Sent {
     pub(super) seq: u64,
     pub(super) bytes: u64,
     pub(super) at: u64,
+    /// The bytes of the volume that it changes; none if it changes none.
+    pub(super) range: (u64, u64),
 }
 
 /// A connection to a replica.
@@ -96,6 +98,8 @@ pub(super) struct Session {
     pub(super) sent: VecDeque<Sent>,
     pub(super) sent_bytes: u64,
     pub(super) reads: usize,
+    /// What it has applied can be read without asking it.
+    pub(super) is_near: bool,
     /// It owes a read for so long that another replica was asked.
     pub(super) is_late: bool,
     /// The size that its join asks for.
@@ -117,6 +121,7 @@ impl Session {
             sent: VecDeque::new(),
             sent_bytes: 0,
             reads: 0,
+            is_near: false,
             is_late: false,
             join_size: 0,
         }

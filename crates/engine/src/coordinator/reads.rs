@@ -37,9 +37,13 @@ impl Coordinator {
         part: usize,
         range: (u64, u64),
         tried: BTreeSet<ReplicaId>,
+        peeked: bool,
         out: &mut Vec<Effect>,
     ) -> Option<Task> {
         let region = self.settings.geometry.region_of(range.0);
+        if !peeked && self.is_settled(range) && self.try_peek(io, part, range, out) {
+            return None;
+        }
         let mut holders = self.peers.iter().filter(|(_, peer)| peer.holds(region));
         if !tried.is_empty() && holders.all(|(id, _)| tried.contains(id)) {
             self.finish(io, Err(IoError::Medium), out);
@@ -51,6 +55,7 @@ impl Coordinator {
                 part,
                 range,
                 tried,
+                peeked,
             });
         };
         let read = PendingRead {
@@ -66,16 +71,19 @@ impl Coordinator {
         None
     }
 
+    /// Whether a range may be read: all writes of it are acknowledged, and enough replicas hold it.
+    fn is_settled(&self, range: (u64, u64)) -> bool {
+        let region = self.settings.geometry.region_of(range.0);
+        let mut writes = self.writes.values();
+        !writes.any(|write| overlap(write.range, range)) && self.region_available(region)
+    }
+
     /// The replica that should read a range now, if one may.
     fn reader_of(&self, range: (u64, u64), except: &BTreeSet<ReplicaId>) -> Option<ReplicaId> {
-        let region = self.settings.geometry.region_of(range.0);
-        let unsettled = self
-            .writes
-            .values()
-            .any(|write| overlap(write.range, range));
-        if unsettled || !self.region_available(region) {
+        if !self.is_settled(range) {
             return None;
         }
+        let region = self.settings.geometry.region_of(range.0);
         // A replica to which everything has been sent answers after all of it.
         self.peers
             .iter()
@@ -143,20 +151,31 @@ impl Coordinator {
                 if let Some(twin) = read.twin.and_then(|twin| self.reads.get_mut(&twin)) {
                     (twin.io, twin.twin) = (None, None);
                 }
-                if let Some(slot) = self
-                    .ios
-                    .get_mut(&io)
-                    .and_then(|waiting| waiting.parts.get_mut(read.part))
-                {
-                    *slot = Some(content);
-                }
-                self.part_done(io, out);
+                self.part_read(io, read.part, content, out);
             }
             _ => {
                 self.damaged(replica, self.settings.geometry.region_of(read.range.0));
                 self.read_elsewhere(read, Some(replica));
             }
         }
+    }
+
+    /// A part of a request has its bytes.
+    pub(super) fn part_read(
+        &mut self,
+        io: IoId,
+        part: usize,
+        content: Content,
+        out: &mut Vec<Effect>,
+    ) {
+        if let Some(slot) = self
+            .ios
+            .get_mut(&io)
+            .and_then(|waiting| waiting.parts.get_mut(part))
+        {
+            *slot = Some(content);
+        }
+        self.part_done(io, out);
     }
 
     /// A read that was not answered is left to its twin, or asked of another replica.
@@ -173,6 +192,7 @@ impl Coordinator {
             part: read.part,
             range: read.range,
             tried: read.tried,
+            peeked: true,
         });
     }
 

@@ -109,6 +109,7 @@ impl Coordinator {
                 seq: session.cursor,
                 bytes,
                 at: self.now,
+                range: changed(&entry.op),
             });
             session.sent_bytes += bytes;
             if matches!(entry.op, EntryOp::Flush) {
@@ -196,5 +197,14 @@ impl Coordinator {
         for replica in given_up {
             self.drop_session(replica, out);
         }
+    }
+}
+
+/// The bytes of the volume that an entry changes.
+fn changed(op: &EntryOp) -> (u64, u64) {
+    match op {
+        EntryOp::Write { offset, data } => (*offset, u64::try_from(data.len()).unwrap_or(u64::MAX)),
+        EntryOp::Zero { offset, length } => (*offset, *length),
+        _ => (0, 0),
     }
 }

@@ -9,6 +9,7 @@ use super::{ReplicaSettings, in_full};
 use crate::Result;
 use crate::member::{Effect, Event, Member, SessionId};
 use crate::proto::{Envelope, Geometry, ReplicaId};
+use crate::wire::Place;
 
 /// After so many operations of the disk the member says how far it is, although there is more to do.
 const OPERATIONS_PER_WORD: usize = 64;
@@ -56,6 +57,11 @@ impl LocalReplica {
     /// Which replica it is.
     pub fn id(&self) -> ReplicaId {
         self.settings.identity.replica
+    }
+
+    /// Where its data file is.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.disk.as_ref()?.place()
     }
 
     /// How many requests of a session wait, and how many bytes these have.

@@ -8,21 +8,23 @@
 //! Operations on the same bytes are in order because the member asks for a write only when no read
 //! of the same bytes is under way, and a write is over when [`FileDisk::submit`] returns.
 
-use std::io::{self, IoSliceMut};
-use std::os::unix::fs::FileExt;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 
-use bytes::{Bytes, BytesMut};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 use tokio::sync::mpsc as done;
 
 use super::ReplicaSettings;
+use super::buffers::Buffers;
+use super::reader::Reader;
 use crate::member::{DiskOp, DiskResult};
 use crate::proto::{Config, Content, Geometry, Key, Meta, MetaChange, View};
 use crate::replica::{MetaStore, NoteFile, Provisioning, Replica, punch, zero};
+use crate::wire::Place;
 use crate::{Error, Result};
 
 /// Threads for reads that the cache does not have.
@@ -30,9 +32,6 @@ const READERS: usize = 2;
 
 /// Zeros that are written where they cannot be made otherwise, in pieces of this length.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-
-/// How many bytes at the start of a read decide whether it may be all zeros.
-const PEEK: usize = 64;
 
 /// What a member works on.
 pub trait Disk: Send {
@@ -45,6 +44,9 @@ pub trait Disk: Send {
 
     /// Remembers how far the bytes are, beyond this process.
     fn note(&mut self, key: Key);
+
+    /// Where others on this machine can read the bytes that have been written, if they can.
+    fn place(&self) -> Option<Place>;
 }
 
 /// What a replica has on its disk when it is opened.
@@ -67,6 +69,7 @@ type Queue = Sender<(u64, Job)>;
 /// The files of a replica's directory.
 pub struct FileDisk {
     replica: Replica,
+    reader: Arc<Reader>,
     provisioning: Provisioning,
     note: NoteFile,
     note_failed: bool,
@@ -114,16 +117,16 @@ impl FileDisk {
         let sync = start("replica-sync", Box::new(move |_| sync_data(&of_sync)))?;
         let (read, jobs) = channel();
         let jobs = Arc::new(Mutex::new(jobs));
+        let reader = Arc::new(Reader::new(replica.data(), Buffers::default()));
         for _ in 0..READERS {
-            let replica = replica.clone();
+            let (replica, reader) = (replica.clone(), Arc::clone(&reader));
             threads.push(worker(
                 "replica-read",
                 &jobs,
                 &done_to,
                 move |job| match job {
                     Job::Read { offset, length } => {
-                        read_all(&replica, offset, length, ReadWriteFlags::empty())
-                            .unwrap_or(DiskResult::Failed)
+                        was_read(&replica, reader.read(replica.data(), offset, length))
                     }
                     _ => DiskResult::Failed,
                 },
@@ -131,6 +134,7 @@ impl FileDisk {
         }
         let disk = FileDisk {
             replica,
+            reader,
             provisioning,
             note,
             note_failed: false,
@@ -191,11 +195,14 @@ impl Disk for FileDisk {
             DiskOp::Write { offset, data } => Some(self.write(offset, &data)),
             DiskOp::Zero { offset, length } => Some(self.zero(offset, length)),
             DiskOp::Read { offset, length } => {
-                let at_once = read_all(&self.replica, offset, length, ReadWriteFlags::NOWAIT);
-                at_once.or_else(|| {
-                    let job = Job::Read { offset, length };
-                    Self::hand_over(self.read.as_ref(), token, job)
-                })
+                let at_once = self.reader.at_once(self.replica.data(), offset, length);
+                match at_once {
+                    Some(result) => Some(was_read(&self.replica, result)),
+                    None => {
+                        let job = Job::Read { offset, length };
+                        Self::hand_over(self.read.as_ref(), token, job)
+                    }
+                }
             }
             DiskOp::Sync => Self::hand_over(self.sync.as_ref(), token, Job::Sync),
             DiskOp::Persist(change) => {
@@ -225,6 +232,16 @@ impl Disk for FileDisk {
             tracing::warn!("{error}");
         }
         self.note_failed = failed;
+    }
+
+    fn place(&self) -> Option<Place> {
+        let path = std::path::absolute(self.replica.data_path()).ok()?;
+        let stat = self.replica.data().metadata().ok()?;
+        Some(Place {
+            path,
+            device: stat.dev(),
+            inode: stat.ino(),
+        })
     }
 }
 
@@ -318,47 +335,13 @@ fn write_zeros(file: &std::fs::File, mut offset: u64, mut length: u64) -> io::Re
     Ok(())
 }
 
-/// Reads a range. Nothing if `flags` say not to wait and waiting is needed. The data file may end
-/// before the size after a crash; what is behind its end is zeros.
-fn read_all(
-    replica: &Replica,
-    offset: u64,
-    length: u64,
-    flags: ReadWriteFlags,
-) -> Option<DiskResult> {
-    let Ok(wanted) = usize::try_from(length) else {
-        return Some(DiskResult::Failed);
-    };
-    let mut bytes = BytesMut::zeroed(wanted);
-    let mut have = 0;
-    while have < wanted {
-        let at = offset + u64::try_from(have).unwrap_or(0);
-        let mut slices = [IoSliceMut::new(&mut bytes[have..])];
-        match rustix::io::preadv2(replica.data(), &mut slices, at, flags) {
-            Ok(0) => break,
-            Ok(read) => have += read,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN | Errno::OPNOTSUPP) if flags == ReadWriteFlags::NOWAIT => return None,
-            Err(errno) => {
-                let path = replica.data_path();
-                tracing::warn!("could not read {} at {at}: {errno}", path.display());
-                return Some(DiskResult::Failed);
-            }
+fn was_read(replica: &Replica, result: io::Result<Content>) -> DiskResult {
+    match result {
+        Ok(content) => DiskResult::Read(content),
+        Err(error) => {
+            let path = replica.data_path();
+            tracing::warn!("could not read {}: {error}", path.display());
+            DiskResult::Failed
         }
-    }
-    Some(DiskResult::Read(content(bytes.freeze())))
-}
-
-/// Bytes, or zeros that take no space: on the wire, and where they are written for a repair.
-fn content(bytes: Bytes) -> Content {
-    let head = &bytes[..PEEK.min(bytes.len())];
-    let blank = head.iter().all(|byte| *byte == 0)
-        && bytes
-            .chunks(ZEROS.len())
-            .all(|part| part == &ZEROS[..part.len()]);
-    if blank {
-        Content::Zeros(u64::try_from(bytes.len()).unwrap_or(u64::MAX))
-    } else {
-        Content::Data(bytes)
     }
 }

@@ -7,16 +7,20 @@ use std::io::{self, IoSlice};
 use std::pin::pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpStream, UnixStream};
 
 use super::Address;
 use crate::proto::Envelope;
-use crate::wire::{self, HEADER_BYTES, WireError};
+use crate::wire::{self, Arrival, HEADER_BYTES, Place, Sum, WireError};
 
 /// How much room a read has at least. A frame that needs more gets more.
 const READ_BYTES: usize = 256 << 10;
+
+/// Of a frame that lacks so much, no more is read than its end: what follows it would have to be moved to
+/// where its own frame is put together.
+const LONG_BYTES: usize = 64 << 10;
 
 /// When less room than this is left, a read gets new memory.
 const READ_BYTES_MIN: usize = 16 << 10;
@@ -83,10 +87,12 @@ impl Stream {
         &mut self,
         context: &mut Context<'_>,
         buffer: &mut BytesMut,
+        bytes_max: usize,
     ) -> Poll<io::Result<usize>> {
+        let mut buffer = buffer.limit(bytes_max);
         match self {
-            Stream::Unix(stream) => pin!(stream.read_buf(buffer)).poll(context),
-            Stream::Tcp(stream) => pin!(stream.read_buf(buffer)).poll(context),
+            Stream::Unix(stream) => pin!(stream.read_buf(&mut buffer)).poll(context),
+            Stream::Tcp(stream) => pin!(stream.read_buf(&mut buffer)).poll(context),
         }
     }
 
@@ -109,7 +115,15 @@ impl Stream {
 #[derive(Debug)]
 pub(super) struct Link {
     stream: Stream,
+    /// What the checksums of the frames cover that are sent.
+    sum: Sum,
+    /// What those of frames that arrive must cover at least.
+    least: Sum,
     incoming: BytesMut,
+    /// How many bytes the frame lacks whose start has arrived.
+    missing: usize,
+    /// How long the last long frame was: the next one may be as long.
+    room: usize,
     /// Heads of frames that are not in the queue yet.
     heads: BytesMut,
     unsent: VecDeque<Bytes>,
@@ -117,10 +131,21 @@ pub(super) struct Link {
 }
 
 impl Link {
+    /// A connection on which payloads are summed up, until the peer sends one that is not: an older one does
+    /// not know that.
     pub(super) fn new(stream: Stream) -> Link {
+        let least = match stream {
+            // What the kernel carries from one process to another does not change on the way.
+            Stream::Unix(_) => Sum::Head,
+            Stream::Tcp(_) => Sum::Whole,
+        };
         Link {
             stream,
+            sum: Sum::Whole,
+            least,
             incoming: BytesMut::new(),
+            missing: 0,
+            room: READ_BYTES,
             heads: BytesMut::new(),
             unsent: VecDeque::new(),
             unsent_bytes: 0,
@@ -132,24 +157,48 @@ impl Link {
         self.unsent_bytes
     }
 
-    /// Hands every message that has arrived to `sink`. Pending: all that was there has been read, and
+    /// Stops summing payloads up, if the peer is on this machine.
+    pub(super) fn trust(&mut self) {
+        self.sum = self.least;
+    }
+
+    /// Whether the peer is on this machine.
+    pub(super) fn is_near(&self) -> bool {
+        self.least == Sum::Head
+    }
+
+    /// Whether payloads are not summed up.
+    pub(super) fn trusts(&self) -> bool {
+        self.sum == Sum::Head
+    }
+
+    /// Hands everything that has arrived to `sink`. Pending: all that was there has been read, and
     /// the task is woken when there is more. Ready: there is an end, or others should have their turn
     /// first, and it is to be called again.
     pub(super) fn poll_receive(
         &mut self,
         context: &mut Context<'_>,
-        mut sink: impl FnMut(Envelope),
+        mut sink: impl FnMut(Arrival),
     ) -> Poll<Result<(), LinkError>> {
         let mut read_bytes = 0;
         loop {
-            if self.incoming.capacity() - self.incoming.len() < READ_BYTES_MIN {
-                self.incoming.reserve(READ_BYTES);
+            let free = self.incoming.capacity() - self.incoming.len();
+            if free < READ_BYTES_MIN.max(self.missing) {
+                self.incoming.reserve(self.room.max(self.missing));
             }
-            match ready!(self.stream.poll_read(context, &mut self.incoming)) {
+            let bytes_max = if self.missing >= LONG_BYTES {
+                self.missing
+            } else {
+                usize::MAX
+            };
+            let polled = self
+                .stream
+                .poll_read(context, &mut self.incoming, bytes_max);
+            match ready!(polled) {
                 Ok(0) => return Poll::Ready(Err(LinkError::Closed)),
                 Ok(read) => {
-                    while let Some(envelope) = self.next_frame()? {
-                        sink(envelope);
+                    while let Some(arrival) = self.next_frame()? {
+                        sink(arrival);
                     }
                     read_bytes += read;
                     if read_bytes >= TURN_BYTES_MAX {
@@ -162,26 +211,40 @@ impl Link {
         }
     }
 
-    /// The next message of which all bytes are there.
-    fn next_frame(&mut self) -> Result<Option<Envelope>, WireError> {
+    /// The next frame of which all bytes are there.
+    fn next_frame(&mut self) -> Result<Option<Arrival>, WireError> {
+        self.missing = 0;
         let Some(header) = self.incoming.first_chunk::<HEADER_BYTES>().copied() else {
             return Ok(None);
         };
         let body = wire::body_length(&header)?;
-        let missing = (HEADER_BYTES + body).saturating_sub(self.incoming.len());
-        if missing > 0 {
-            self.incoming.reserve(missing);
+        let whole = HEADER_BYTES + body;
+        self.missing = whole.saturating_sub(self.incoming.len());
+        if self.missing > 0 {
             return Ok(None);
         }
+        self.room = whole.max(READ_BYTES);
         self.incoming.advance(HEADER_BYTES);
         let body = self.incoming.split_to(body).freeze();
-        wire::decode(&header, &body).map(Some)
+        let arrival = wire::decode_any(&header, &body, self.least)?;
+        if wire::is_unsummed(&header) {
+            self.trust();
+        }
+        Ok(Some(arrival))
+    }
+
+    /// Queues the place of a data file.
+    pub(super) fn send_place(&mut self, place: &Place) -> Result<(), LinkError> {
+        let before = self.heads.len();
+        wire::encode_place(place, &mut self.heads)?;
+        self.unsent_bytes += self.heads.len() - before;
+        Ok(())
     }
 
     /// Queues a message. [`Link::poll_flush`] writes it.
     pub(super) fn send(&mut self, envelope: &Envelope) -> Result<(), LinkError> {
         let before = self.heads.len();
-        let payload = wire::encode_into(envelope, &mut self.heads)?;
+        let payload = wire::encode_into(envelope, self.sum, &mut self.heads)?;
         self.unsent_bytes += self.heads.len() - before + payload.len();
         if !payload.is_empty() {
             self.unsent.push_back(self.heads.split().freeze());

@@ -16,9 +16,11 @@
 //! This is the only part of the crate that knows tokio.
 
 mod address;
+mod buffers;
 mod core;
 mod disk;
 mod link;
+mod reader;
 mod server;
 mod volume;
 

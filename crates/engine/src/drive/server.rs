@@ -23,6 +23,7 @@ use super::link::{Link, LinkError, Stream};
 use super::{Address, ReplicaSettings, in_full};
 use crate::member::{Event, SessionId};
 use crate::proto::Envelope;
+use crate::wire::{Arrival, WireError};
 use crate::{Error, Result};
 
 /// The most connections at the same time. There is one coordinator, and its successors.
@@ -173,6 +174,8 @@ impl Listener {
 struct Connection {
     link: Link,
     since: Instant,
+    /// It was told where the data file is.
+    placed: bool,
     /// Nothing was read from it because too much waits.
     paused: bool,
 }
@@ -245,6 +248,7 @@ impl Server {
                     self.session_last += 1;
                     let connection = Connection {
                         link: Link::new(stream),
+                        placed: false,
                         since: Instant::now(),
                         paused: false,
                     };
@@ -270,8 +274,26 @@ impl Server {
                 continue;
             }
             let received = &mut self.received;
-            let sink = |envelope| received.push((*session, envelope));
-            match connection.link.poll_receive(context, sink) {
+            let mut strange = false;
+            let sink = |arrival| match arrival {
+                Arrival::Message(envelope) => received.push((*session, envelope)),
+                Arrival::Place(_) => strange = true,
+            };
+            let polled = connection.link.poll_receive(context, sink);
+            if strange {
+                ended.push((*session, WireError::Nonsense.into()));
+                continue;
+            }
+            if connection.link.trusts() && !connection.placed {
+                connection.placed = true;
+                if let Some(place) = self.replica.place()
+                    && let Err(error) = connection.link.send_place(&place)
+                {
+                    // Then it is read by messages.
+                    tracing::debug!("{error}");
+                }
+            }
+            match polled {
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => again = true,
                 Poll::Ready(Err(error)) => ended.push((*session, error)),

@@ -1,11 +1,15 @@
 //! The bytes of a message: a fixed header, the fields, and the payload as it is.
 //!
 //! ```text
-//!   0  magic "TRLW"     4  version u16    6  kind u16 (0)
+//!   0  magic "TRLW"     4  version u16    6  kind u16: 0, 1 or 2
 //!   8  fields u32      12  payload u32   16  CRC32C u32 of everything else in the frame
 //!  20  fields: identity (64 bytes), tag of the message, what belongs to it
 //!   …  payload: the bytes of a write, of a read or of a repair, never copied
 //! ```
+//!
+//! Kind 0 is a message. Kind 1 is a message whose checksum does not cover the payload: between processes of
+//! one machine, where bytes do not change on the way and three copies would be summed up six times. Kind 2
+//! is said once by a replica to a volume on the same machine: where its data file is.
 //!
 //! All numbers are little-endian. A frame is read in two steps: the header says how long the rest is,
 //! and is refused if that is too long, before anything is allocated; then the rest. Nothing that a
@@ -14,6 +18,10 @@
 mod cursor;
 mod fields;
 pub(crate) mod stored;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use bytes::{Bytes, BytesMut};
 use zerocopy::little_endian::{U16, U32};
@@ -32,6 +40,13 @@ pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
 const MAGIC: [u8; 4] = *b"TRLW";
 const VERSION: u16 = 1;
+
+const KIND_SUMMED: u16 = 0;
+const KIND_UNSUMMED: u16 = 1;
+const KIND_PLACE: u16 = 2;
+
+/// The longest path of a data file.
+const PATH_BYTES_MAX: usize = 4096;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
@@ -89,14 +104,47 @@ fn length(bytes: usize) -> Result<U32, WireError> {
 
 fn checksum(mut header: Header, fields: &[u8], payload: &[u8]) -> u32 {
     header.checksum = U32::ZERO;
-    let head = crc32c::crc32c(header.as_bytes());
-    crc32c::crc32c_append(crc32c::crc32c_append(head, fields), payload)
+    let head = crc32c::crc32c_append(crc32c::crc32c(header.as_bytes()), fields);
+    if header.kind.get() == KIND_UNSUMMED {
+        return head;
+    }
+    crc32c::crc32c_append(head, payload)
+}
+
+/// What the checksum of a frame covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sum {
+    /// Everything.
+    Whole,
+    /// All but the payload.
+    Head,
+}
+
+/// Where a replica's data file is, for a volume on the same machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its path, as the replica sees it.
+    pub path: PathBuf,
+    /// The filesystem and the file, which say whether somebody else sees the same there.
+    pub device: u64,
+    /// See `device`.
+    pub inode: u64,
+}
+
+/// What a frame is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "nearly all of them are messages")]
+pub enum Arrival {
+    /// A message.
+    Message(Envelope),
+    /// Where a data file is.
+    Place(Place),
 }
 
 /// The bytes of a message.
 pub fn encode(envelope: &Envelope) -> Result<Frame, WireError> {
     let mut head = BytesMut::new();
-    let payload = encode_into(envelope, &mut head)?;
+    let payload = encode_into(envelope, Sum::Whole, &mut head)?;
     Ok(Frame {
         head: head.freeze(),
         payload,
@@ -104,10 +152,34 @@ pub fn encode(envelope: &Envelope) -> Result<Frame, WireError> {
 }
 
 /// Puts header and fields of a message behind `heads`, and returns the payload that follows them.
-pub fn encode_into(envelope: &Envelope, heads: &mut BytesMut) -> Result<Bytes, WireError> {
+pub fn encode_into(
+    envelope: &Envelope,
+    sum: Sum,
+    heads: &mut BytesMut,
+) -> Result<Bytes, WireError> {
+    let kind = match sum {
+        Sum::Whole => KIND_SUMMED,
+        Sum::Head => KIND_UNSUMMED,
+    };
     let start = heads.len();
     heads.extend_from_slice(&[0; HEADER_BYTES]);
     let payload = fields::encode(envelope, heads);
+    finish(kind, start, &payload, heads).map(|()| payload)
+}
+
+/// Puts the place of a data file behind `heads`.
+pub fn encode_place(place: &Place, heads: &mut BytesMut) -> Result<(), WireError> {
+    let start = heads.len();
+    heads.extend_from_slice(&[0; HEADER_BYTES]);
+    let mut to = cursor::Writer(heads);
+    to.u64(place.device);
+    to.u64(place.inode);
+    to.list(place.path.as_os_str().as_bytes(), |to, byte| to.u8(*byte));
+    finish(KIND_PLACE, start, &[], heads)
+}
+
+/// Writes the header of the frame whose fields end `heads`.
+fn finish(kind: u16, start: usize, payload: &[u8], heads: &mut BytesMut) -> Result<(), WireError> {
     let fields = &heads[start + HEADER_BYTES..];
     if fields.len() > FIELDS_BYTES_MAX || payload.len() > PAYLOAD_BYTES_MAX {
         heads.truncate(start);
@@ -116,14 +188,14 @@ pub fn encode_into(envelope: &Envelope, heads: &mut BytesMut) -> Result<Bytes, W
     let mut header = Header {
         magic: MAGIC,
         version: U16::new(VERSION),
-        kind: U16::ZERO,
+        kind: U16::new(kind),
         fields: length(fields.len())?,
         payload: length(payload.len())?,
         checksum: U32::ZERO,
     };
-    header.checksum = U32::new(checksum(header, fields, &payload));
+    header.checksum = U32::new(checksum(header, fields, payload));
     heads[start..start + HEADER_BYTES].copy_from_slice(header.as_bytes());
-    Ok(payload)
+    Ok(())
 }
 
 fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<(Header, usize, usize), WireError> {
@@ -150,6 +222,25 @@ pub fn body_length(header: &[u8; HEADER_BYTES]) -> Result<usize, WireError> {
 
 /// The message that these bytes are. Its payload shares their memory.
 pub fn decode(header: &[u8; HEADER_BYTES], body: &Bytes) -> Result<Envelope, WireError> {
+    match decode_any(header, body, Sum::Whole)? {
+        Arrival::Message(envelope) => Ok(envelope),
+        Arrival::Place(_) => Err(WireError::Nonsense),
+    }
+}
+
+/// Whether a frame with this header is a message whose payload is not summed up.
+pub fn is_unsummed(header: &[u8; HEADER_BYTES]) -> bool {
+    let header: Header = zerocopy::transmute!(*header);
+    header.kind.get() == KIND_UNSUMMED
+}
+
+/// What these bytes are. A payload shares their memory. `least` says what must be covered by the checksum
+/// at least.
+pub fn decode_any(
+    header: &[u8; HEADER_BYTES],
+    body: &Bytes,
+    least: Sum,
+) -> Result<Arrival, WireError> {
     let (header, fields, payload) = parse(header)?;
     if body.len() != fields + payload {
         return Err(WireError::Length);
@@ -158,8 +249,25 @@ pub fn decode(header: &[u8; HEADER_BYTES], body: &Bytes) -> Result<Envelope, Wir
     if checksum(header, &body[..fields], &payload) != header.checksum.get() {
         return Err(WireError::Checksum);
     }
-    if header.kind.get() != 0 {
-        return Err(WireError::Nonsense);
-    }
-    fields::decode(&body[..fields], payload).ok_or(WireError::Nonsense)
+    let fields = &body[..fields];
+    let arrival = match header.kind.get() {
+        KIND_SUMMED => fields::decode(fields, payload).map(Arrival::Message),
+        KIND_UNSUMMED if least == Sum::Head => {
+            fields::decode(fields, payload).map(Arrival::Message)
+        }
+        KIND_PLACE if payload.is_empty() => place(fields).map(Arrival::Place),
+        _ => None,
+    };
+    arrival.ok_or(WireError::Nonsense)
+}
+
+fn place(fields: &[u8]) -> Option<Place> {
+    let mut from = cursor::Cursor(fields);
+    let (device, inode) = (from.u64()?, from.u64()?);
+    let path = from.list(PATH_BYTES_MAX, cursor::Cursor::u8)?;
+    from.0.is_empty().then(|| Place {
+        path: PathBuf::from(OsStr::from_bytes(&path)),
+        device,
+        inode,
+    })
 }

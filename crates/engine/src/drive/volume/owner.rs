@@ -204,12 +204,13 @@ impl Owner {
         let mut again = self.peers.poll(context, &mut self.happened);
         self.clock(context);
         for round in 0..ROUNDS_PER_TURN {
-            self.go_on();
+            let has_peeked = self.go_on();
             if let Some(end) = self.end {
                 return Poll::Ready(end);
             }
             self.peers.run_here(&mut self.happened);
-            if self.happened.is_empty() {
+            // What was peeked at may be answered already, or has to be asked for.
+            if self.happened.is_empty() && !has_peeked {
                 break;
             }
             again |= round + 1 == ROUNDS_PER_TURN;
@@ -380,14 +381,16 @@ impl Owner {
         }
     }
 
-    /// Takes what has happened, lets the coordinator go on, and does what it wants.
-    fn go_on(&mut self) {
+    /// Takes what has happened, lets the coordinator go on, and does what it wants. Says whether it has
+    /// peeked at something, so that it can go on.
+    fn go_on(&mut self) -> bool {
         for happened in std::mem::take(&mut self.happened) {
             match happened {
                 Happened::Opened(replica, session) => {
                     self.status_due = true;
                     self.take(Event::Opened { replica, session });
                 }
+                Happened::Near(replica, session) => self.take(Event::Near { replica, session }),
                 Happened::Closed(replica, session) => {
                     self.status_due = true;
                     self.take(Event::Closed { replica, session });
@@ -404,9 +407,10 @@ impl Owner {
         }
         self.coordinator.advance(&mut self.effects);
         let effects = std::mem::take(&mut self.effects);
-        let mut retake = false;
+        let (mut retake, mut has_peeked) = (false, false);
         for effect in effects {
             retake |= matches!(effect, Effect::Retake);
+            has_peeked |= matches!(effect, Effect::Peek { .. });
             self.effect(effect, retake);
         }
         if retake && self.end.is_none() {
@@ -416,6 +420,7 @@ impl Owner {
             );
             self.succeed(self.promise.generation + 1);
         }
+        has_peeked
     }
 
     fn effect(&mut self, effect: Effect, retake: bool) {
@@ -427,6 +432,16 @@ impl Owner {
             } => {
                 let lost = self.peers.send(replica, session, envelope);
                 self.happened.extend(lost);
+            }
+            Effect::Peek {
+                replica,
+                session,
+                tag,
+                offset,
+                length,
+            } => {
+                let content = self.peers.peek(replica, session, offset, length);
+                self.take(Event::Peeked { tag, content });
             }
             Effect::Close { replica, session } => {
                 self.status_due = true;

@@ -240,6 +240,9 @@ impl World {
             (Asked::Write { .. }, Err(IoError::Busy | IoError::OutOfRange)) => {
                 self.oracle.write_refused(id);
             }
+            (Asked::Write { blocks, .. }, Err(IoError::NoSpace)) if one_region(&blocks) => {
+                self.oracle.write_refused(id);
+            }
             // Whether it was done is unknown until a successor serves.
             (Asked::Write { .. } | Asked::Flush, Err(_)) => {}
         }

@@ -54,6 +54,10 @@ impl World {
             60..64 => {
                 let full = !self.nodes[node].disk.full;
                 self.nodes[node].disk.full = full;
+                // It may be noticed before a write fails, or not.
+                if self.rng.chance(500) {
+                    self.tell_member(node, member::Event::Space { is_low: full });
+                }
                 self.trace(|| format!("node {node} is full: {full}"));
             }
             64..68 => self.rot(node),
@@ -192,6 +196,7 @@ impl World {
             disk.rot.clear();
             self.nodes[node].slow_until = 0;
             self.start_node(node);
+            self.tell_member(node, member::Event::Space { is_low: false });
         }
         if !self.chiefs[self.newest].alive {
             self.take_over();

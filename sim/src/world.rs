@@ -119,6 +119,7 @@ fn limits() -> Limits {
         window_bytes_max: 1024,
         waiting_max: 64,
         straggler_ms: 250,
+        lag_ms: 40,
         hedge_ms: 60,
         hang_ms: 800,
         gather_ms: 60,

@@ -10,7 +10,7 @@ use trellis_engine::coordinator::{Effect, Event, IoError, IoOp};
 use trellis_engine::member::{self, DiskOp, DiskResult, Member};
 use trellis_engine::proto::{
     Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, Geometry, JoinTerms, Key, Meta,
-    Promise, Request, View,
+    Promise, ReadFault, ReplicaId, Request, View,
 };
 
 const MIB: u64 = 1 << 20;
@@ -95,6 +95,115 @@ fn a_late_read_is_not_asked_again_while_a_write_of_its_bytes_is_not_acknowledged
 }
 
 #[test]
+fn a_repair_whose_source_hangs_is_read_from_another_holder() {
+    // Fails if a frozen replica delays the repair of another one until it is given up.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    stage.io(1, READ);
+    let asked = (0..3).find_map(|number| Some((number, tag_of(&stage.take(number))?)));
+    let (damaged, tag) = asked.unwrap();
+    let result = Err(ReadFault::Medium);
+    stage.answer(damaged, Answer::Read { tag, result });
+    for number in 0..3 {
+        stage.take(number);
+    }
+    let source_of = |stage: &mut Stage| {
+        let whole = |request: Request| match request {
+            Request::Read { tag, length, .. } if length == MIB => Some(tag),
+            _ => None,
+        };
+        (0..3).find_map(|number| {
+            let tag = stage.take(number).into_iter().find_map(whole)?;
+            Some((number, tag))
+        })
+    };
+    stage.wait(10);
+    let (first, slow) = source_of(&mut stage).expect("the repair has not begun");
+    stage.wait(40);
+    assert_eq!(source_of(&mut stage), None);
+    stage.wait(20);
+    let (second, tag) = source_of(&mut stage).expect("nobody else was asked");
+    assert!(first != second && second != damaged);
+    let bytes = || Ok(Content::Zeros(MIB));
+    stage.answer(
+        second,
+        Answer::Read {
+            tag,
+            result: bytes(),
+        },
+    );
+    let sent = |request: &Request| matches!(request, Request::RepairData { .. });
+    assert!(stage.take(damaged).iter().any(sent));
+    let (tag, result) = (slow, bytes());
+    stage.answer(first, Answer::Read { tag, result });
+    assert!(!stage.take(damaged).iter().any(sent), "it was sent twice");
+}
+
+/// The only peek that was made since the last one, if one was.
+fn peek_of(stage: &mut Stage) -> Option<(ReplicaId, u64)> {
+    let others = std::mem::take(&mut stage.others);
+    let mut peeks = others.into_iter().filter_map(|effect| match effect {
+        Effect::Peek { replica, tag, .. } => Some((replica, tag)),
+        _ => None,
+    });
+    let peek = peeks.next();
+    assert!(peeks.next().is_none(), "there was another one");
+    peek
+}
+
+fn near(stage: &mut Stage, number: u128) {
+    let session = u64::try_from(number).unwrap() + 1;
+    let replica = replica(number);
+    stage.tell(Event::Near { replica, session });
+}
+
+#[test]
+fn what_a_near_replica_has_is_read_without_asking_and_what_is_not_in_memory_is_asked_for() {
+    // Fails if a read on the same machine costs a message, or is lost when the bytes are not at hand.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    near(&mut stage, 1);
+    stage.io(1, READ);
+    let (at, tag) = peek_of(&mut stage).expect("nobody looked");
+    assert_eq!(at, replica(1));
+    assert!((0..3).all(|number| stage.take(number).is_empty()));
+    let content = Some(page(7));
+    stage.tell(Event::Peeked { tag, content });
+    assert_eq!(stage.replies[&1], Ok(vec![page(7)]));
+    stage.io(2, READ);
+    let (_, tag) = peek_of(&mut stage).expect("nobody looked");
+    let content = None;
+    stage.tell(Event::Peeked { tag, content });
+    assert!(peek_of(&mut stage).is_none(), "it was looked at again");
+    let asked = (0..3).filter(|number| tag_of(&stage.take(*number)).is_some());
+    assert_eq!(asked.count(), 1);
+}
+
+#[test]
+fn a_near_replica_is_not_looked_at_while_it_owes_a_write_of_these_bytes() {
+    // Fails if a read misses a write that was acknowledged before it.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    for number in 0..3 {
+        near(&mut stage, number);
+    }
+    stage.write(1, 0);
+    stage.io(2, READ);
+    assert!(peek_of(&mut stage).is_none(), "it is not acknowledged");
+    stage.apply_all(1);
+    stage.apply_all(2);
+    assert!(stage.replies[&1].is_ok());
+    let (at, _) = peek_of(&mut stage).expect("nobody looked");
+    assert_ne!(at, replica(0));
+    // Bytes that it owes nothing of may be looked at there: the first region is its turn.
+    stage.io(
+        3,
+        IoOp::Read {
+            offset: 3 * MIB,
+            length: 4096,
+        },
+    );
+    assert_eq!(peek_of(&mut stage).map(|(at, _)| at), Some(replica(0)));
+}
+
+#[test]
 fn flushes_that_come_together_share_one_entry() {
     // Fails if every client that flushes costs every replica a sync.
     let mut stage = Stage::serving(3, 4 * MIB);
@@ -134,7 +243,10 @@ fn a_flush_waits_for_what_was_written_before_it_and_for_nothing_else() {
 fn a_replica_that_does_not_answer_holds_up_neither_writes_nor_the_log() {
     // Fails if a full window of one replica stops the others, or the log grows without end.
     let mut stage = Stage::serving(3, 4 * MIB);
-    for id in 1..10_000 {
+    for id in 1..20_000 {
+        if id % 100 == 0 {
+            stage.wait(1);
+        }
         stage.write(id, id % 1024);
         stage.apply_all(0);
         stage.apply_all(1);
@@ -143,6 +255,66 @@ fn a_replica_that_does_not_answer_holds_up_neither_writes_nor_the_log() {
     let gone =
         |effect: &Effect| matches!(effect, Effect::Close { replica: of, .. } if *of == replica(2));
     assert!(stage.others.iter().any(gone), "it was never given up");
+}
+
+#[test]
+fn a_replica_that_is_behind_and_answers_is_waited_for_rather_than_given_up() {
+    // Fails if a replica that is merely slower than the others is repaired again and again under load.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    let mut owed = Vec::new();
+    let mut waits = false;
+    for id in 1..40_000 {
+        if id % 100 == 0 {
+            stage.wait(1);
+        }
+        stage.write(id, id % 1024);
+        stage.apply_all(0);
+        stage.apply_all(1);
+        owed.extend(stage.entries(2));
+        waits = !stage.replies.contains_key(&id);
+        // One of them is answered for every two that are written.
+        if id % 2 == 0 && !owed.is_empty() {
+            let seq = owed.remove(0).key.seq;
+            stage.answer(2, Answer::Done { seq });
+        }
+        if waits {
+            break;
+        }
+    }
+    assert!(waits, "nobody has waited for it");
+    let gone = |effect: &Effect| matches!(effect, Effect::Close { .. });
+    assert!(!stage.others.iter().any(gone), "it was given up");
+}
+
+#[test]
+fn a_write_that_too_many_pools_have_no_space_for_is_told_so_at_once() {
+    // Fails if writes wait for space, or reads and what gives space back are refused for want of it.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    for number in 0..2 {
+        let is_low = true;
+        stage.answer(number, Answer::Space { is_low });
+        stage.write(u64::try_from(number).unwrap(), 0);
+    }
+    // One that has no space leaves enough that have.
+    assert!(!stage.replies.contains_key(&0));
+    assert_eq!(stage.replies[&1], Err(IoError::NoSpace));
+    for number in 0..3 {
+        stage.apply_all(number);
+    }
+    assert!(stage.replies[&0].is_ok());
+    let (offset, length) = (0, 4096);
+    stage.io(2, IoOp::Zero { offset, length });
+    for number in 0..3 {
+        stage.apply_all(number);
+    }
+    assert!(stage.replies[&2].is_ok());
+    stage.io(3, READ);
+    let asked = (0..3).filter(|number| tag_of(&stage.take(*number)).is_some());
+    assert_eq!(asked.count(), 1);
+    let is_low = false;
+    stage.answer(1, Answer::Space { is_low });
+    stage.write(4, 0);
+    assert!(!stage.replies.contains_key(&4));
 }
 
 #[test]
@@ -311,6 +483,30 @@ fn the_first_writes_of_an_epoch_share_the_sync_of_their_stamps() {
         puppet.disk_done();
     }
     assert!(puppet.disk_op().is_none());
+}
+
+#[test]
+fn writes_from_region_to_region_are_stamped_ahead() {
+    // Fails if a long sequential write costs a sync a region, or regions far away are stamped.
+    let mut puppet = Puppet::taking_part(64 * MIB);
+    let mut syncs = Vec::new();
+    for (seq, region) in (1..).zip(10..50) {
+        puppet.write(seq, region);
+        puppet.go_on();
+        if let Some((_, DiskOp::Persist(change))) = puppet.disk_op() {
+            let stamps = change.stamps.iter();
+            syncs.push(stamps.map(|(region, _)| region.0).collect::<Vec<_>>());
+            puppet.disk_done();
+        }
+        puppet.disk_done();
+    }
+    let runs: Vec<Vec<u32>> = vec![
+        vec![10],
+        (11..27).collect(),
+        (27..43).collect(),
+        (43..59).collect(),
+    ];
+    assert_eq!(syncs, runs);
 }
 
 #[test]

@@ -6,6 +6,7 @@ impl Coordinator {
     pub(super) fn tick(&mut self, out: &mut Vec<Effect>) {
         self.patience(out);
         self.hedge_reads(out);
+        self.hedge_repairs(out);
         if self.phase != Phase::Serving {
             return;
         }

@@ -78,6 +78,9 @@ pub enum IoError {
     /// No replica that holds the bytes can read them.
     #[error("no replica can read these bytes")]
     Medium,
+    /// Too many pools are full. Nothing was done of a write inside one region.
+    #[error("the pools of too many replicas are full")]
+    NoSpace,
     /// Another coordinator has taken over. Whether a write was done is unknown.
     #[error("another coordinator has taken over")]
     Deposed,
@@ -252,6 +255,11 @@ impl Coordinator {
         match task {
             Task::Write { io, op, range } => {
                 let region = self.settings.geometry.region_of(range.0);
+                if matches!(op, EntryOp::Write { .. }) && self.lacks_space_for(region) {
+                    self.finish(io, Err(IoError::NoSpace), out);
+                    self.cancel(io);
+                    return None;
+                }
                 if !self.region_available(region) || !self.log_has_room(out) {
                     return Some(Task::Write { io, op, range });
                 }
@@ -269,6 +277,16 @@ impl Coordinator {
                 peeked,
             } => self.try_read(io, part, range, tried, peeked, out),
         }
+    }
+
+    /// Whether it is only for want of space that a region cannot be written: what was numbered before still
+    /// fits, and nothing else is in its way.
+    fn lacks_space_for(&self, region: Region) -> bool {
+        let has_space = |id: ReplicaId| {
+            let peer = self.peers.get(&id);
+            peer.is_some_and(|peer| peer.holds(region) && !peer.is_low())
+        };
+        !self.view.write_quorum(has_space) && self.region_available(region)
     }
 
     fn try_flush(&mut self, io: IoId) -> Option<Task> {

@@ -15,6 +15,10 @@ pub struct Limits {
     pub waiting_max: usize,
     /// How long a replica may owe an answer for what the others have answered already.
     pub straggler_ms: u64,
+    /// How long a replica may owe an answer for writes to wait for it rather than to give it up, when the log
+    /// is full of what it has not been sent: one that merely has less of the processor than the others keeps
+    /// up then, and one that hangs is not waited for.
+    pub lag_ms: u64,
     /// How long a replica may owe a read before another one is asked as well.
     pub hedge_ms: u64,
     /// How long a replica may owe any answer.
@@ -40,12 +44,13 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            log_entries_max: 4096,
+            log_entries_max: 16_384,
             log_bytes_max: 64 << 20,
             window_entries_max: 256,
             window_bytes_max: 16 << 20,
             waiting_max: 1024,
             straggler_ms: 2_000,
+            lag_ms: 80,
             hedge_ms: 50,
             hang_ms: 5_000,
             gather_ms: 500,

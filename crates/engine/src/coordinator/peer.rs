@@ -100,6 +100,8 @@ pub(super) struct Session {
     pub(super) reads: usize,
     /// What it has applied can be read without asking it.
     pub(super) is_near: bool,
+    /// Its pool has little space left.
+    pub(super) is_low: bool,
     /// It owes a read for so long that another replica was asked.
     pub(super) is_late: bool,
     /// The size that its join asks for.
@@ -122,6 +124,7 @@ impl Session {
             sent_bytes: 0,
             reads: 0,
             is_near: false,
+            is_low: false,
             is_late: false,
             join_size: 0,
         }
@@ -180,6 +183,11 @@ impl Peer {
     /// Whether it is there and every region of it counts.
     pub(super) fn is_whole(&self) -> bool {
         self.is_active() && self.stale.is_empty() && self.damaged.is_empty()
+    }
+
+    /// Whether its pool has little space left, as far as it has told.
+    pub(super) fn is_low(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.is_low)
     }
 
     pub(super) fn acked(&self) -> u64 {

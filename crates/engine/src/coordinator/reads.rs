@@ -95,7 +95,7 @@ impl Coordinator {
     }
 
     /// Whether a replica has not answered for so long that others should rather be asked.
-    fn is_late(&self, session: &Session) -> bool {
+    pub(super) fn is_late(&self, session: &Session) -> bool {
         let limit = self.settings.limits.hedge_ms;
         let oldest = session.sent.front();
         session.is_late || oldest.is_some_and(|sent| self.now.saturating_sub(sent.at) > limit)
@@ -117,7 +117,7 @@ impl Coordinator {
         tag
     }
 
-    fn session_mut(&mut self, replica: ReplicaId) -> Option<&mut Session> {
+    pub(super) fn session_mut(&mut self, replica: ReplicaId) -> Option<&mut Session> {
         self.peers.get_mut(&replica)?.session.as_mut()
     }
 

@@ -10,11 +10,14 @@
 //! repaired replica has skipped. A region that clients wait for goes first; the others share a budget
 //! of bytes a second. Every finished region is durable, so that nothing is repaired twice.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::peer::Region0;
 use super::{Coordinator, Effect};
 use crate::proto::{Content, ReadFault, Region, ReplicaId, Request};
+
+/// Reads for repairs that two replicas may be asked for at the same time.
+const HEDGES_MAX: usize = 4;
 
 /// How many stale regions are looked at in one go for one that can be repaired.
 const LOOK_MAX: usize = 64;
@@ -35,6 +38,10 @@ pub(super) struct RepairRead {
     target: ReplicaId,
     region: Region,
     at: u64,
+    /// Nobody waits for it any more: another replica was faster.
+    is_idle: bool,
+    /// The same read at another replica.
+    twin: Option<u64>,
 }
 
 impl Coordinator {
@@ -148,6 +155,12 @@ impl Coordinator {
     }
 
     fn repair_begin(&mut self, target: ReplicaId, region: Region, out: &mut Vec<Effect>) {
+        // What was read for an earlier repair is older than what was written since.
+        for read in self.repair_reads.values_mut() {
+            if (read.target, read.region) == (target, region) {
+                (read.is_idle, read.twin) = (true, None);
+            }
+        }
         let Some(peer) = self.peers.get_mut(&target) else {
             return;
         };
@@ -175,7 +188,7 @@ impl Coordinator {
             .filter(|(id, peer)| **id != target && !tried.contains(id) && peer.holds(region))
             .filter_map(|(id, peer)| Some((id, peer.session.as_ref()?)))
             .filter(|(_, session)| session.cursor == self.seq)
-            .min_by_key(|(_, session)| session.reads)
+            .min_by_key(|(_, session)| (self.is_late(session), session.reads))
             .map(|(id, _)| *id)
     }
 
@@ -192,17 +205,7 @@ impl Coordinator {
             .collect();
         for (region, source) in idle {
             let Some(source) = source else { continue };
-            let tag = self.next_tag();
-            let (offset, length) = self.settings.geometry.extent(region, self.size);
-            self.repair_reads.insert(
-                tag,
-                RepairRead {
-                    source,
-                    target,
-                    region,
-                    at: self.now,
-                },
-            );
+            self.repair_read(source, target, region, None, out);
             if let Some(repair) = self
                 .peers
                 .get_mut(&target)
@@ -210,15 +213,72 @@ impl Coordinator {
             {
                 repair.moving = true;
             }
-            self.send(
-                source,
-                Request::Read {
-                    tag,
-                    offset,
-                    length,
-                },
-                out,
-            );
+        }
+    }
+
+    fn repair_read(
+        &mut self,
+        source: ReplicaId,
+        target: ReplicaId,
+        region: Region,
+        twin: Option<u64>,
+        out: &mut Vec<Effect>,
+    ) -> u64 {
+        let tag = self.next_tag();
+        let read = RepairRead {
+            source,
+            target,
+            region,
+            at: self.now,
+            is_idle: false,
+            twin,
+        };
+        self.repair_reads.insert(tag, read);
+        let (offset, length) = self.settings.geometry.extent(region, self.size);
+        let request = Request::Read {
+            tag,
+            offset,
+            length,
+        };
+        self.send(source, request, out);
+        tag
+    }
+
+    /// Asks another holder for what is late.
+    pub(super) fn hedge_repairs(&mut self, out: &mut Vec<Effect>) {
+        let limit = self.settings.limits.hedge_ms;
+        let hedged = |read: &&RepairRead| !read.is_idle && read.twin.is_some();
+        let hedged = self.repair_reads.values().filter(hedged).count() / 2;
+        let late: Vec<u64> = self
+            .repair_reads
+            .iter()
+            .filter(|(_, read)| !read.is_idle && read.twin.is_none())
+            .filter(|(_, read)| self.now.saturating_sub(read.at) >= limit)
+            .map(|(tag, _)| *tag)
+            .take(HEDGES_MAX.saturating_sub(hedged))
+            .collect();
+        for tag in late {
+            let Some(read) = self.repair_reads.get(&tag) else {
+                continue;
+            };
+            let (slow, target, region) = (read.source, read.target, read.region);
+            let repair = self
+                .peers
+                .get(&target)
+                .and_then(|peer| peer.repairs.get(&region));
+            let Some(repair) = repair else { continue };
+            let mut except = repair.tried.clone();
+            except.insert(slow);
+            let Some(source) = self.source_of(target, region, &except) else {
+                continue;
+            };
+            let twin = self.repair_read(source, target, region, Some(tag), out);
+            if let Some(read) = self.repair_reads.get_mut(&tag) {
+                read.twin = Some(twin);
+            }
+            if let Some(session) = self.session_mut(slow) {
+                session.is_late = true;
+            }
         }
     }
 
@@ -229,9 +289,22 @@ impl Coordinator {
         result: Result<Content, ReadFault>,
         out: &mut Vec<Effect>,
     ) {
+        if self
+            .repair_reads
+            .get(&tag)
+            .is_none_or(|read| read.source != replica)
+        {
+            return;
+        }
         let Some(read) = self.repair_reads.remove(&tag) else {
             return;
         };
+        if let Some(session) = self.session_mut(replica) {
+            session.is_late = false;
+        }
+        if read.is_idle {
+            return;
+        }
         let stamp = self.stamps.get(read.region.index()).copied();
         let begun = self
             .peers
@@ -242,6 +315,9 @@ impl Coordinator {
         }
         match (result, stamp) {
             (Ok(content), Some(stamp)) => {
+                if let Some(twin) = read.twin.and_then(|twin| self.repair_reads.get_mut(&twin)) {
+                    (twin.is_idle, twin.twin) = (true, None);
+                }
                 let region = read.region;
                 let data = Request::RepairData {
                     region,
@@ -271,6 +347,9 @@ impl Coordinator {
             repair.moving = false;
             tried = repair.tried.clone();
         }
+        if self.leave_to_twin(read) {
+            return;
+        }
         let others = self
             .peers
             .iter()
@@ -288,20 +367,36 @@ impl Coordinator {
         }
     }
 
+    /// Whether another replica was asked for the same, so that nothing is lost yet.
+    fn leave_to_twin(&mut self, read: &RepairRead) -> bool {
+        let Some(twin) = read.twin.and_then(|twin| self.repair_reads.get_mut(&twin)) else {
+            return false;
+        };
+        twin.twin = None;
+        if let Some(repair) = self
+            .peers
+            .get_mut(&read.target)
+            .and_then(|peer| peer.repairs.get_mut(&read.region))
+        {
+            repair.moving = true;
+        }
+        true
+    }
+
     /// Reads for repairs that a lost replica owes, or that were for it.
     pub(super) fn repair_reads_from_gone(&mut self, replica: ReplicaId) {
-        let mut again = Vec::new();
-        self.repair_reads.retain(|_, read| {
-            if read.source == replica {
-                again.push((read.target, read.region));
+        let (gone, rest): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.repair_reads)
+            .into_iter()
+            .partition(|(_, read)| read.source == replica || read.target == replica);
+        self.repair_reads = rest;
+        for read in gone.into_values() {
+            if read.is_idle || read.target == replica || self.leave_to_twin(&read) {
+                continue;
             }
-            read.source != replica && read.target != replica
-        });
-        for (target, region) in again {
             if let Some(repair) = self
                 .peers
-                .get_mut(&target)
-                .and_then(|peer| peer.repairs.get_mut(&region))
+                .get_mut(&read.target)
+                .and_then(|peer| peer.repairs.get_mut(&read.region))
             {
                 repair.moving = false;
             }

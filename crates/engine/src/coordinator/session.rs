@@ -126,6 +126,11 @@ impl Coordinator {
                 }
                 self.drop_session(replica, out);
             }
+            Answer::Space { is_low } => {
+                if let Some(session) = self.session_mut(replica) {
+                    session.is_low = is_low;
+                }
+            }
             Answer::Done { seq } => self.done(replica, seq),
             Answer::Flushed { seq } => self.flushed(replica, seq),
             Answer::Reserved { size, granted } => self.reserved(replica, size, granted),

@@ -106,7 +106,7 @@ impl Coordinator {
 
     fn is_full(&self, peer: &Peer) -> bool {
         let since = |at: u64| self.now.saturating_sub(at);
-        peer.full_at.is_some_and(|at| since(at) < FULL_MS)
+        peer.is_low() || peer.full_at.is_some_and(|at| since(at) < FULL_MS)
     }
 
     /// Whether it is for want of space that CF replicas are not there.

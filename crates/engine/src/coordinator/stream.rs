@@ -2,7 +2,7 @@
 
 use super::peer::{Sent, Stage};
 use super::{Coordinator, Effect, Phase};
-use crate::proto::{Entry, EntryOp, Key, ReplicaId, Request};
+use crate::proto::{Entry, EntryOp, Key, Region, ReplicaId, Request, STAMPS_AHEAD};
 
 impl Coordinator {
     /// Numbers an entry. It is sent when the windows of the replicas allow it.
@@ -15,9 +15,7 @@ impl Coordinator {
             _ => None,
         };
         if let Some(region) = region {
-            if let Some(stamp) = self.stamps.get_mut(region.index()) {
-                *stamp = self.epoch;
-            }
+            self.stamp(region);
             if !self.epoch_used {
                 self.epoch_used = true;
                 self.epoch_since = self.now;
@@ -29,6 +27,22 @@ impl Coordinator {
         };
         self.log.push(Entry { key, op }, region);
         self.seq
+    }
+
+    /// A region is written in this epoch. Where writes go from region to region, the next ones are taken
+    /// to be written too, as the replicas do.
+    fn stamp(&mut self, region: Region) {
+        let (epoch, index) = (self.epoch, region.index());
+        let stamped = |index: usize| self.stamps.get(index).is_some_and(|stamp| *stamp >= epoch);
+        if stamped(index) {
+            return;
+        }
+        let follows = index.checked_sub(1).is_some_and(stamped);
+        let ahead = if follows { STAMPS_AHEAD } else { 0 };
+        let count = usize::try_from(ahead).unwrap_or(0) + 1;
+        for stamp in self.stamps.iter_mut().skip(index).take(count) {
+            *stamp = epoch;
+        }
     }
 
     /// Whether the log has room for another entry of a client, after replicas that are too far behind
@@ -56,12 +70,22 @@ impl Coordinator {
                 })
                 .map(|(id, _)| *id)
                 .collect();
+            if behind.iter().any(|replica| self.keeps_moving(*replica)) {
+                return false;
+            }
             for replica in behind {
                 self.drop_session(replica, out);
             }
             self.log.pop();
         }
         true
+    }
+
+    /// Whether a replica is behind and answers all the same, so that it will soon be less behind.
+    fn keeps_moving(&self, replica: ReplicaId) -> bool {
+        let session = self.peers.get(&replica).and_then(|it| it.session.as_ref());
+        let oldest = session.and_then(|session| session.sent.front());
+        oldest.is_some_and(|sent| self.now.saturating_sub(sent.at) < self.settings.limits.lag_ms)
     }
 
     pub(super) fn pump_all(&mut self, out: &mut Vec<Effect>) {

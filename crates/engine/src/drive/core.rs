@@ -2,17 +2,26 @@
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::disk::{Disk, FileDisk, Found};
 use super::{ReplicaSettings, in_full};
 use crate::Result;
-use crate::member::{Effect, Event, Member, SessionId};
+use crate::member::{DiskOp, Effect, Event, Member, SessionId};
 use crate::proto::{Envelope, Geometry, ReplicaId};
 use crate::wire::Place;
 
 /// After so many operations of the disk the member says how far it is, although there is more to do.
 const OPERATIONS_PER_WORD: usize = 64;
+
+/// With less space than this share of all of it, or than so many bytes, no new writes are taken: what a
+/// coordinator has numbered already, and what it keeps for a replica that is behind, must still fit.
+const SPACE_KEPT_SHARE: u64 = 32;
+const SPACE_KEPT_BYTES_MAX: u64 = 96 << 20;
+
+/// How often the space is looked at: after a part of what is kept was written, and after a while.
+const LOOKS_PER_KEPT: u64 = 8;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// How often it is tried to open a replica again whose meta data could not be written, and how soon.
 const REOPENS_MAX: usize = 50;
@@ -38,6 +47,28 @@ pub struct LocalReplica {
     disk: Option<Box<dyn Disk>>,
     effects: VecDeque<Effect>,
     scratch: Vec<Effect>,
+    space: Space,
+}
+
+/// What is known of the space that is left.
+struct Space {
+    is_low: bool,
+    looked_at: Instant,
+    /// So many bytes may be written before it is looked at again.
+    written_max: u64,
+    written: u64,
+}
+
+impl Space {
+    /// Nothing is known: the next look is due.
+    fn unknown() -> Space {
+        Space {
+            is_low: false,
+            looked_at: Instant::now(),
+            written_max: 0,
+            written: 0,
+        }
+    }
 }
 
 impl LocalReplica {
@@ -51,6 +82,7 @@ impl LocalReplica {
             disk: Some(Box::new(disk)),
             effects: VecDeque::new(),
             scratch: Vec::new(),
+            space: Space::unknown(),
         })
     }
 
@@ -89,8 +121,35 @@ impl LocalReplica {
         }
     }
 
+    /// Looks how much space is left, if it is time to.
+    fn look_at_space(&mut self) {
+        let space = &self.space;
+        let late = space.looked_at.elapsed() >= LOOK_EVERY;
+        if space.written < space.written_max && !late {
+            return;
+        }
+        let found = self.disk.as_ref().and_then(|disk| disk.space());
+        let (free, all) = found.unwrap_or((u64::MAX, u64::MAX));
+        let kept = (all / SPACE_KEPT_SHARE).min(SPACE_KEPT_BYTES_MAX);
+        // What is just enough would be too little again after the next write.
+        let enough = if space.is_low { kept + kept / 4 } else { kept };
+        let is_low = free < enough;
+        if is_low != space.is_low {
+            let replica = self.id();
+            tracing::warn!(%replica, free, is_low, "the space that is left has changed");
+        }
+        self.space = Space {
+            is_low,
+            looked_at: Instant::now(),
+            written_max: kept / LOOKS_PER_KEPT,
+            written: 0,
+        };
+        self.take(Event::Space { is_low });
+    }
+
     /// Does what can be done now. An error is the end of the replica: it could not be opened again.
     pub(super) fn run(&mut self, out: &mut Vec<Wish>) -> Result<()> {
+        self.look_at_space();
         let mut operations = 0;
         loop {
             self.member.pump(&mut self.scratch);
@@ -115,6 +174,9 @@ impl LocalReplica {
                     }
                     Effect::Disk { token, op } => {
                         operations += 1;
+                        if let DiskOp::Write { data, .. } = &op {
+                            self.space.written += u64::try_from(data.len()).unwrap_or(0);
+                        }
                         let result = self.disk.as_mut().and_then(|disk| disk.submit(token, op));
                         if let Some(result) = result {
                             self.take(Event::Disk { token, result });
@@ -133,6 +195,7 @@ impl LocalReplica {
     fn reopen(&mut self) -> Result<()> {
         tracing::warn!(replica = %self.id(), "the replica is opened again from its disk");
         self.effects.clear();
+        self.space = Space::unknown();
         // First the old one: it holds the replica's lock, and may have something under way.
         self.disk = None;
         let mut tries = 0;

@@ -45,6 +45,9 @@ pub trait Disk: Send {
     /// Remembers how far the bytes are, beyond this process.
     fn note(&mut self, key: Key);
 
+    /// How many bytes are free and how many there are in all, if a write may need some of them.
+    fn space(&self) -> Option<(u64, u64)>;
+
     /// Where others on this machine can read the bytes that have been written, if they can.
     fn place(&self) -> Option<Place>;
 }
@@ -232,6 +235,15 @@ impl Disk for FileDisk {
             tracing::warn!("{error}");
         }
         self.note_failed = failed;
+    }
+
+    fn space(&self) -> Option<(u64, u64)> {
+        if self.provisioning == Provisioning::Thick {
+            return None;
+        }
+        let found = rustix::fs::fstatvfs(self.replica.data()).ok()?;
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Some((bytes(found.f_bavail), bytes(found.f_blocks)))
     }
 
     fn place(&self) -> Option<Place> {

@@ -25,6 +25,10 @@ const LONG_BYTES: usize = 64 << 10;
 /// When less room than this is left, a read gets new memory.
 const READ_BYTES_MIN: usize = 16 << 10;
 
+/// Memory that was read into and is kept until nobody has it any more, to be used again: new memory has to be
+/// cleared by the kernel.
+const SPARES_MAX: usize = 4;
+
 /// How much is read from a connection before others have their turn.
 const TURN_BYTES_MAX: usize = 4 << 20;
 
@@ -120,6 +124,7 @@ pub(super) struct Link {
     /// What those of frames that arrive must cover at least.
     least: Sum,
     incoming: BytesMut,
+    spares: Vec<BytesMut>,
     /// How many bytes the frame lacks whose start has arrived.
     missing: usize,
     /// How long the last long frame was: the next one may be as long.
@@ -144,6 +149,7 @@ impl Link {
             sum: Sum::Whole,
             least,
             incoming: BytesMut::new(),
+            spares: Vec::new(),
             missing: 0,
             room: READ_BYTES,
             heads: BytesMut::new(),
@@ -184,7 +190,7 @@ impl Link {
         loop {
             let free = self.incoming.capacity() - self.incoming.len();
             if free < READ_BYTES_MIN.max(self.missing) {
-                self.incoming.reserve(self.room.max(self.missing));
+                self.make_room();
             }
             let bytes_max = if self.missing >= LONG_BYTES {
                 self.missing
@@ -209,6 +215,23 @@ impl Link {
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
         }
+    }
+
+    /// Gives the next read other memory, with what has arrived of a frame.
+    fn make_room(&mut self) {
+        let room = self.incoming.len() + self.room.max(self.missing);
+        let usable = self.spares.iter_mut().position(|it| it.try_reclaim(room));
+        let mut next = match usable {
+            Some(at) => self.spares.swap_remove(at),
+            None => BytesMut::with_capacity(room),
+        };
+        next.extend_from_slice(&self.incoming);
+        let mut last = std::mem::replace(&mut self.incoming, next);
+        last.clear();
+        if self.spares.len() >= SPARES_MAX {
+            self.spares.remove(0);
+        }
+        self.spares.push(last);
     }
 
     /// The next frame of which all bytes are there.

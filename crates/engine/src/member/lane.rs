@@ -1,5 +1,7 @@
 //! The ordered lane: one request after the other, each as a few steps of the disk.
 
+use std::collections::BTreeSet;
+
 use super::flush::Item;
 use super::repair::Overlay;
 use super::{
@@ -7,7 +9,7 @@ use super::{
 };
 use crate::proto::{
     Answer, Content, Entry, EntryOp, Epoch, JoinTerms, Key, MetaChange, REGIONS_PER_PAGE_MAX,
-    ReadFault, Region, Request, SNAPSHOTS_MAX, Stale, Welcome, overlap,
+    ReadFault, Region, Request, SNAPSHOTS_MAX, STAMPS_AHEAD, Stale, Welcome, overlap,
 };
 
 /// How many waiting requests are looked at for stamps that can be made durable together.
@@ -274,7 +276,8 @@ impl Member {
     /// for all of them. A stamp that comes before its write, or whose write never comes, costs no more
     /// than a repair that was not needed.
     fn stamps_ahead(&self, region: Region, epoch: Epoch) -> Vec<(Region, Epoch)> {
-        let mut regions = vec![region];
+        let mut regions = BTreeSet::new();
+        self.stamp(region, epoch, &mut regions);
         let waiting = self.bound.iter().flat_map(|bound| &bound.queue);
         for request in waiting.take(STAMPS_AHEAD_MAX) {
             let Request::Entry(entry) = request else {
@@ -297,14 +300,31 @@ impl Member {
                 break;
             }
             let region = self.geometry.region_of(offset);
-            let state = self.meta.region(region);
-            if state.stamp < epoch && state.stale.is_none() {
-                regions.push(region);
+            if self.meta.region(region).stale.is_none() {
+                self.stamp(region, epoch, &mut regions);
             }
         }
-        regions.sort();
-        regions.dedup();
         regions.into_iter().map(|region| (region, epoch)).collect()
+    }
+
+    /// Adds a region to those that get a stamp, and the next ones where writes go from region to region.
+    fn stamp(&self, region: Region, epoch: Epoch, regions: &mut BTreeSet<Region>) {
+        let stamped = |region: Region, regions: &BTreeSet<Region>| {
+            regions.contains(&region) || self.meta.region(region).stamp >= epoch
+        };
+        if stamped(region, regions) {
+            return;
+        }
+        let before = region.0.checked_sub(1).map(Region);
+        let follows = before.is_some_and(|before| stamped(before, regions));
+        regions.insert(region);
+        if follows {
+            let ahead = (region.0 + 1..).map(Region);
+            let ahead = ahead.take(usize::try_from(STAMPS_AHEAD).unwrap_or(0));
+            let exists = |next: &Region| next.index() < self.meta.stamps.len();
+            let counts = |next: &Region| self.meta.region(*next).stale.is_none();
+            regions.extend(ahead.filter(exists).filter(counts));
+        }
     }
 
     fn write_entry(&mut self, session: SessionId, entry: Entry, out: &mut Vec<Effect>) {
@@ -524,6 +544,10 @@ impl Member {
             snapshots: self.meta.snapshots.values().copied().collect(),
         };
         self.answer(hello.session, Answer::Welcome(welcome), out);
+        if self.is_low {
+            let is_low = true;
+            self.answer(hello.session, Answer::Space { is_low }, out);
+        }
     }
 
     fn join_size(&mut self, session: SessionId, terms: JoinTerms, out: &mut Vec<Effect>) {

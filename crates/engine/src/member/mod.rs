@@ -77,6 +77,11 @@ pub enum Event {
         /// Which one.
         session: SessionId,
     },
+    /// Whether there is little space left beside what waits already.
+    Space {
+        /// Whether it is low.
+        is_low: bool,
+    },
     /// The disk has done what it was asked, or not.
     Disk {
         /// Which effect.
@@ -253,6 +258,8 @@ pub struct Member {
     /// Whether the bytes are at exactly that key: no write has failed or been cut by a crash.
     exact: bool,
     halted: bool,
+    /// There is little space left.
+    is_low: bool,
     /// The last entry that was applied and not answered, and the session that waits for it.
     unsaid: Option<(SessionId, Key)>,
     bound: Option<Bound>,
@@ -285,6 +292,7 @@ impl Member {
             applied,
             exact: false,
             halted: false,
+            is_low: false,
             unsaid: None,
             bound: None,
             hello: None,
@@ -354,6 +362,14 @@ impl Member {
                 }
                 if self.is_bound(session) {
                     self.unbind();
+                }
+            }
+            Event::Space { is_low } => {
+                let changed = self.is_low != is_low;
+                self.is_low = is_low;
+                let session = self.bound.as_ref().map(|bound| bound.session);
+                if let Some(session) = session.filter(|_| changed) {
+                    self.answer(session, Answer::Space { is_low }, out);
                 }
             }
             Event::Disk { token, result } => self.disk(token, result, out),

@@ -197,6 +197,11 @@ pub enum Answer {
     JoinNoSpace,
     /// There was no space for what an entry or a repair writes. The session ends with this.
     Full,
+    /// Whether there is so little space left that no more than what was sent already should be written.
+    Space {
+        /// Whether it is low.
+        is_low: bool,
+    },
     /// All entries up to this one are applied (in the cache at least).
     Done {
         /// The entry.

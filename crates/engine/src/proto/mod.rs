@@ -20,6 +20,11 @@ pub type ReplicaId = Uuid;
 /// The most regions that one page of a region report or of a list of regions holds.
 pub const REGIONS_PER_PAGE_MAX: usize = 4096;
 
+/// When writes go from one region to the next, so many regions behind get their stamp together with
+/// the one that is written: one sync does for all of them. Coordinator and replicas follow the same rule,
+/// so that their stamps stay the same.
+pub const STAMPS_AHEAD: u32 = 15;
+
 /// The most snapshot records that a volume keeps.
 pub const SNAPSHOTS_MAX: usize = 64;
 

@@ -272,6 +272,10 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u32(region.0);
         }
         Answer::Full => to.u8(74),
+        Answer::Space { is_low } => {
+            to.u8(75);
+            to.flag(*is_low);
+        }
     }
     Bytes::new()
 }
@@ -314,6 +318,9 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
             region: from.region()?,
         },
         74 => Answer::Full,
+        75 => Answer::Space {
+            is_low: from.flag()?,
+        },
         _ => return None,
     })
 }

@@ -96,8 +96,8 @@ pub enum VolumeError {
     /// Too few replicas are there, for too long. Whether a write was done is unknown.
     #[error("too few replicas are there; see the volume's status")]
     NotReady,
-    /// Too many pools are full. Whether a write was done is unknown, and it may yet be done when there
-    /// is space.
+    /// Too many pools are full. Of a write parts may have been done, or may yet be done when there is
+    /// space.
     #[error("the pools of too many replicas are full; free some space there")]
     NoSpace,
     /// The range is not whole blocks.

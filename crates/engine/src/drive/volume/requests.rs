@@ -234,6 +234,7 @@ impl Requests {
         let result = result.map_err(|error| match error {
             IoError::OutOfRange => VolumeError::OutOfRange,
             IoError::Medium => VolumeError::Medium,
+            IoError::NoSpace => VolumeError::NoSpace,
             IoError::Busy => VolumeError::NotReady,
             IoError::Deposed => VolumeError::Deposed,
         });

@@ -237,10 +237,7 @@ impl World {
                 self.oracle.flush_done(id);
             }
             // It was not begun.
-            (Asked::Write { .. }, Err(IoError::Busy | IoError::OutOfRange)) => {
-                self.oracle.write_refused(id);
-            }
-            (Asked::Write { blocks, .. }, Err(IoError::NoSpace)) if one_region(&blocks) => {
+            (Asked::Write { .. }, Err(IoError::Busy | IoError::NoSpace | IoError::OutOfRange)) => {
                 self.oracle.write_refused(id);
             }
             // Whether it was done is unknown until a successor serves.

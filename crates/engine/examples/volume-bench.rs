@@ -38,6 +38,9 @@ const SPAN: u64 = 1 << 30;
 /// Buffers that are written from, so that not all of it comes from the processor's cache.
 const BUFFERS: usize = 32;
 
+/// A target copies what it has received in pieces of this length.
+const PIECE: usize = 256 << 10;
+
 /// Before it is counted.
 const WARM_UP: Duration = Duration::from_millis(700);
 
@@ -117,7 +120,11 @@ impl Under {
                 tokio::task::yield_now().await;
                 Ok(())
             }
-            Under::Volume(volume) => volume.write(at, vec![data], false).await,
+            // What a target has received is copied, so that the volume does not keep its buffers.
+            Under::Volume(volume) => {
+                let pieces = data.chunks(PIECE).map(Bytes::copy_from_slice).collect();
+                volume.write(at, pieces, false).await
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! What clients ask for: reads, writes, zeros and flushes.
 //!
-//! A request is cut at region borders, because every region has its own holders. Each part waits until
+//! A request is cut at region borders, because every region has its own holders, and a long write into shorter
+//! ones. Each part waits until
 //! it can start: a write for CF holders of its region and room in the log, a read (`reads`) for a
 //! holder that has been sent everything, a flush for CF replicas. When they are answered is said in
 //! `settle`.
@@ -16,6 +17,10 @@ use crate::proto::{Content, EntryOp, Region, ReplicaId};
 /// Flushes with a number of their own that may be unanswered. Those that come meanwhile wait, and
 /// share the next one.
 const FLUSHES_MAX: usize = 2;
+
+/// The most bytes of one entry. A longer write is several: a replica writes the first of them to its file while
+/// they are in the processor's cache, and the rest is on its way.
+const ENTRY_BYTES_MAX: u64 = 256 << 10;
 
 /// Which request of a client.
 pub type IoId = u64;
@@ -78,7 +83,7 @@ pub enum IoError {
     /// No replica that holds the bytes can read them.
     #[error("no replica can read these bytes")]
     Medium,
-    /// Too many pools are full. Nothing was done of a write inside one region.
+    /// Too many pools are full. Nothing was done.
     #[error("the pools of too many replicas are full")]
     NoSpace,
     /// Another coordinator has taken over. Whether a write was done is unknown.
@@ -134,6 +139,8 @@ impl Coordinator {
             Some(IoError::OutOfRange)
         } else if !self.accepts() {
             Some(IoError::Busy)
+        } else if self.lacks_space_for(&op) {
+            Some(IoError::NoSpace)
         } else {
             None
         };
@@ -171,11 +178,11 @@ impl Coordinator {
                 .is_none_or(|(offset, length)| geometry.allows(offset, length, self.size))
     }
 
-    /// Cuts a request at region borders.
+    /// Cuts a request into parts.
     fn cut(&mut self, io: IoId, op: IoOp) -> Vec<Task> {
         match op {
             IoOp::Read { offset, length } => self
-                .pieces(offset, length)
+                .pieces(offset, length, u64::MAX)
                 .enumerate()
                 .map(|(part, range)| Task::Read {
                     io,
@@ -186,7 +193,7 @@ impl Coordinator {
                 })
                 .collect(),
             IoOp::Zero { offset, length } => self
-                .pieces(offset, length)
+                .pieces(offset, length, u64::MAX)
                 .map(|range| {
                     let (offset, length) = range;
                     let op = EntryOp::Zero { offset, length };
@@ -198,7 +205,7 @@ impl Coordinator {
             } => {
                 let mut tasks = Vec::with_capacity(data.len());
                 for mut piece in data {
-                    for range in self.pieces(offset, length_of(&piece)) {
+                    for range in self.pieces(offset, length_of(&piece), ENTRY_BYTES_MAX) {
                         let length = usize::try_from(range.1).unwrap_or(usize::MAX);
                         let data = piece.split_to(length.min(piece.len()));
                         let op = EntryOp::Write {
@@ -215,13 +222,19 @@ impl Coordinator {
         }
     }
 
-    /// The ranges, inside one region each, that a range consists of.
-    fn pieces(&self, offset: u64, length: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+    /// The ranges, inside one region each and of at most `max` bytes, that a range consists of.
+    fn pieces(
+        &self,
+        offset: u64,
+        length: u64,
+        max: u64,
+    ) -> impl Iterator<Item = (u64, u64)> + use<> {
         let region = u64::from(self.settings.geometry.region_bytes);
         let end = offset + length;
         let mut at = offset;
         std::iter::from_fn(move || {
             let stop = ((at / region + 1) * region).min(end);
+            let stop = stop.min(at.saturating_add(max));
             let range = (at, stop.saturating_sub(at));
             at = stop;
             (range.1 > 0).then_some(range)
@@ -255,11 +268,6 @@ impl Coordinator {
         match task {
             Task::Write { io, op, range } => {
                 let region = self.settings.geometry.region_of(range.0);
-                if matches!(op, EntryOp::Write { .. }) && self.lacks_space_for(region) {
-                    self.finish(io, Err(IoError::NoSpace), out);
-                    self.cancel(io);
-                    return None;
-                }
                 if !self.region_available(region) || !self.log_has_room(out) {
                     return Some(Task::Write { io, op, range });
                 }
@@ -279,14 +287,24 @@ impl Coordinator {
         }
     }
 
-    /// Whether it is only for want of space that a region cannot be written: what was numbered before still
+    /// Whether it is only for want of space that something cannot be written: what was taken before still
     /// fits, and nothing else is in its way.
-    fn lacks_space_for(&self, region: Region) -> bool {
-        let has_space = |id: ReplicaId| {
-            let peer = self.peers.get(&id);
-            peer.is_some_and(|peer| peer.holds(region) && !peer.is_low())
+    fn lacks_space_for(&self, op: &IoOp) -> bool {
+        let IoOp::Write { .. } = op else {
+            return false;
         };
-        !self.view.write_quorum(has_space) && self.region_available(region)
+        if !self.peers.values().any(super::Peer::is_low) {
+            return false;
+        }
+        let (offset, length) = op.range().unwrap_or_default();
+        self.pieces(offset, length, u64::MAX).any(|(at, _)| {
+            let region = self.settings.geometry.region_of(at);
+            let has_space = |id: ReplicaId| {
+                let peer = self.peers.get(&id);
+                peer.is_some_and(|peer| peer.holds(region) && !peer.is_low())
+            };
+            !self.view.write_quorum(has_space) && self.region_available(region)
+        })
     }
 
     fn try_flush(&mut self, io: IoId) -> Option<Task> {

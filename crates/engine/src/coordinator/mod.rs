@@ -373,6 +373,7 @@ impl Coordinator {
         self.gather_step(out);
         if self.phase == Phase::Serving {
             self.settle(out);
+            self.prune_log();
             self.growth_step(out);
             self.change_step(out);
             self.repair_schedule(out);

@@ -45,6 +45,18 @@ impl Coordinator {
         }
     }
 
+    /// Forgets what every replica has, whether it is there or not: nobody will need it, and memory that is used
+    /// again soon is in the processor's cache.
+    pub(super) fn prune_log(&mut self) {
+        let least = self.peers.values().map(|peer| peer.applied).min();
+        while let Some(first) = self.log.first_seq()
+            && least.is_some_and(|least| first <= least)
+            && !self.writes.contains_key(&first)
+        {
+            self.log.pop();
+        }
+    }
+
     /// Whether the log has room for another entry of a client, after replicas that are too far behind
     /// were given up. What is not acknowledged yet is never dropped.
     pub(super) fn log_has_room(&mut self, out: &mut Vec<Effect>) -> bool {

@@ -9,6 +9,9 @@ use trellis_engine::drive::{Compared, Volume, VolumeError};
 /// Blocks of the engine.
 const BLOCK: u64 = 4096;
 
+/// A long write is copied in pieces of this length at most.
+const PIECE_BYTES_MAX: usize = 256 << 10;
+
 /// A volume whose ranges may begin and end anywhere.
 #[derive(Clone)]
 pub struct Bytewise {
@@ -49,9 +52,29 @@ fn gathered(pieces: &[Bytes]) -> BytesMut {
 /// A write is kept in the log of the coordinator for copies that are behind. A piece must not keep the buffer that it
 /// was received into for as long.
 fn owned(data: &[Bytes]) -> Vec<Bytes> {
-    data.iter()
-        .map(|piece| Bytes::copy_from_slice(piece))
-        .collect()
+    let all = index(length(data));
+    let count = all.div_ceil(PIECE_BYTES_MAX).max(1);
+    // Of the same length, whole blocks each: the engine takes these as they are.
+    let each = all.div_ceil(count).next_multiple_of(index(BLOCK));
+    let mut pieces = Vec::with_capacity(count);
+    let (mut next, mut left) = (BytesMut::new(), all);
+    for mut piece in data.iter().map(|piece| &piece[..]) {
+        while !piece.is_empty() {
+            if next.is_empty() {
+                next.reserve(each.min(left));
+            }
+            let (now, later) = piece.split_at(piece.len().min(each - next.len()));
+            next.extend_from_slice(now);
+            (piece, left) = (later, left - now.len());
+            if next.len() == each {
+                pieces.push(std::mem::take(&mut next).freeze());
+            }
+        }
+    }
+    if !next.is_empty() {
+        pieces.push(next.freeze());
+    }
+    pieces
 }
 
 impl Bytewise {
@@ -180,6 +203,27 @@ mod tests {
         assert_eq!(blocks_of(4095, 1), (0, 4096));
         assert_eq!(blocks_of(8192, 512), (8192, 4096));
         assert!(is_whole(8192, 4096) && !is_whole(512, 4096));
+    }
+
+    // Fails if a copy has other bytes, or pieces that the engine would copy once more.
+    #[test]
+    fn a_copy_has_the_same_bytes_in_pieces_of_whole_blocks() {
+        let bytes = |len: usize| Bytes::from((0..=250u8).cycle().take(len).collect::<Vec<_>>());
+        for lengths in [
+            &[4096][..],
+            &[512; 16],
+            &[266_240],
+            &[8192, 262_144, 1_310_720],
+        ] {
+            let data: Vec<Bytes> = lengths.iter().map(|len| bytes(*len)).collect();
+            let copy = owned(&data);
+            assert_eq!(copy.concat(), data.concat());
+            let whole = |piece: &Bytes| is_whole(0, length(&[piece.clone()]));
+            assert!(copy.iter().all(whole));
+            let long = |piece: &Bytes| (32 << 10..=PIECE_BYTES_MAX).contains(&piece.len());
+            assert!(copy.len() == 1 || copy.iter().all(long));
+        }
+        assert!(owned(&[]).is_empty());
     }
 
     // Fails if bytes beside those that were written change.

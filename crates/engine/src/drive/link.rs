@@ -18,9 +18,9 @@ use crate::wire::{self, Arrival, HEADER_BYTES, Place, Sum, WireError};
 /// How much room a read has at least. A frame that needs more gets more.
 const READ_BYTES: usize = 256 << 10;
 
-/// Of a frame that lacks so much, no more is read than its end: what follows it would have to be moved to
-/// where its own frame is put together.
-const LONG_BYTES: usize = 64 << 10;
+/// Of a frame that is so long, no more is read than its end: what follows it would have to be moved to where
+/// its own frame is put together.
+const LONG_BYTES: usize = 128 << 10;
 
 /// When less room than this is left, a read gets new memory.
 const READ_BYTES_MIN: usize = 16 << 10;
@@ -125,7 +125,8 @@ pub(super) struct Link {
     least: Sum,
     incoming: BytesMut,
     spares: Vec<BytesMut>,
-    /// How many bytes the frame lacks whose start has arrived.
+    /// How long the frame is whose start has arrived, and how many bytes of it are missing.
+    whole: usize,
     missing: usize,
     /// How long the last long frame was: the next one may be as long.
     room: usize,
@@ -150,6 +151,7 @@ impl Link {
             least,
             incoming: BytesMut::new(),
             spares: Vec::new(),
+            whole: 0,
             missing: 0,
             room: READ_BYTES,
             heads: BytesMut::new(),
@@ -192,8 +194,10 @@ impl Link {
             if free < READ_BYTES_MIN.max(self.missing) {
                 self.make_room();
             }
-            let bytes_max = if self.missing >= LONG_BYTES {
+            let bytes_max = if self.missing > 0 && self.whole >= LONG_BYTES {
                 self.missing
+            } else if self.room > READ_BYTES {
+                self.room
             } else {
                 usize::MAX
             };
@@ -242,6 +246,7 @@ impl Link {
         };
         let body = wire::body_length(&header)?;
         let whole = HEADER_BYTES + body;
+        self.whole = whole;
         self.missing = whole.saturating_sub(self.incoming.len());
         if self.missing > 0 {
             return Ok(None);

@@ -10,7 +10,7 @@ use trellis_engine::coordinator::{Effect, Event, IoError, IoOp};
 use trellis_engine::member::{self, DiskOp, DiskResult, Member};
 use trellis_engine::proto::{
     Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, Geometry, JoinTerms, Key, Meta,
-    Promise, ReadFault, ReplicaId, Request, View,
+    Promise, ReadFault, RegionState, ReplicaId, Request, View,
 };
 
 const MIB: u64 = 1 << 20;
@@ -136,6 +136,42 @@ fn a_repair_whose_source_hangs_is_read_from_another_holder() {
     let (tag, result) = (slow, bytes());
     stage.answer(first, Answer::Read { tag, result });
     assert!(!stage.take(damaged).iter().any(sent), "it was sent twice");
+}
+
+#[test]
+fn a_repair_that_nobody_can_read_is_tried_again_after_a_while_and_not_before() {
+    // Fails if a block that cannot be read keeps disks and processors busy while a client waits for it.
+    let mut stage = Stage::new(2);
+    for number in 0..2 {
+        stage.greet(number, MIB);
+    }
+    // The first one may have a part of an epoch that the other one does not know.
+    for (number, stamp) in [(0, Epoch::FRESH), (1, Epoch::NEVER)] {
+        let [Request::Regions { from }] = stage.take(number)[..] else {
+            panic!("regions were not asked for");
+        };
+        let states = vec![RegionState { stamp, stale: None }];
+        stage.answer(number, Answer::Regions { from, states });
+    }
+    for number in 0..2 {
+        stage.answer(number, Answer::Joined);
+        stage.take(number);
+    }
+    stage.io(1, READ);
+    let begun = |stage: &mut Stage| {
+        let begins = |request: &Request| matches!(request, Request::RepairBegin { .. });
+        stage.take(0).iter().any(begins)
+    };
+    assert!(begun(&mut stage), "nobody repairs what a client waits for");
+    let tag = tag_of(&stage.take(1)).expect("nobody was asked");
+    let result = Err(ReadFault::Medium);
+    stage.answer(1, Answer::Read { tag, result });
+    for _ in 0..9 {
+        assert!(!begun(&mut stage), "it was tried again at once");
+        stage.wait(100);
+    }
+    stage.wait(200);
+    assert!(begun(&mut stage), "it was not tried again");
 }
 
 /// The only peek that was made since the last one, if one was.

@@ -152,6 +152,8 @@ pub(super) struct Peer {
     /// Where the search for the next region to repair goes on.
     pub(super) repair_cursor: Region0,
     pub(super) repair_retry_at: u64,
+    /// Regions whose repair nobody could read, and when each may be tried again.
+    pub(super) unreadable: BTreeMap<Region, u64>,
     pub(super) size: u64,
     /// When it last had no space for something.
     pub(super) full_at: Option<u64>,

@@ -127,6 +127,7 @@ impl Coordinator {
             let needs = |region: &Region| {
                 (peer.stale.contains(*region) || peer.damaged.contains(region))
                     && !peer.repairs.contains_key(region)
+                    && peer.unreadable.get(region).is_none_or(|at| *at <= self.now)
                     && self.source_of(target, *region, &BTreeSet::new()).is_some()
             };
             let urgent = wanted.iter().copied().find(needs);
@@ -361,6 +362,9 @@ impl Coordinator {
                 peer.repairs.remove(&read.region);
                 peer.damaged.remove(&read.region);
                 peer.repair_retry_at = retry_at;
+                // Also if clients wait for it: a disk does not get better by being asked without a pause.
+                peer.unreadable.retain(|_, at| *at > self.now);
+                peer.unreadable.insert(read.region, retry_at);
             }
             let region = read.region;
             self.send(read.target, Request::RepairDrop { region }, out);

@@ -79,15 +79,6 @@ pub const SPAN_BYTES_MIN: u32 = 32 * 1024;
 pub const WRITE_SLICES_MAX: usize = 128;
 /// Rounds of reading and writing before a connection lets others have the thread.
 pub const ROUNDS_BEFORE_YIELD: u32 = 32;
-/// How long a connection looks for the next command itself before it lets the kernel wake it.
-pub const LOOK_MAX: Duration = Duration::from_micros(100);
-/// The longest pause of the peer after which it seems worth to look for its next command: one in which both sides
-/// had to be woken.
-pub const PAUSE_MAX: Duration = Duration::from_micros(250);
-/// Short pauses in a row that there must have been before the first look; after every look in vain twice as many.
-pub const SHORT_PAUSES_MIN: u32 = 16;
-/// And at most so many.
-pub const SHORT_PAUSES_MAX: u32 = 16 * 1024;
 /// How long an orderly stop waits for initiators to log out.
 pub const LOGOUT_GRACE: Duration = Duration::from_secs(5);
 /// Connections that the system may hold before we have taken them.

@@ -26,7 +26,7 @@ pub use targets::Extra;
 #[derive(clap::Args)]
 pub struct Options {
     /// How long each target does each piece of work in each round
-    #[arg(long, default_value_t = 0.6)]
+    #[arg(long, default_value_t = 0.5)]
     seconds: f64,
     /// How many rounds
     #[arg(long, default_value_t = 5)]

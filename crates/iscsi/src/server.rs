@@ -4,13 +4,10 @@
 //! come, starts what can be started and writes all that is ready in one call, until nothing moves any
 //! more. Nothing is spawned for a command.
 
-mod look;
-
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
@@ -19,7 +16,6 @@ use std::time::Instant;
 
 use bytes::{BufMut, BytesMut};
 use futures::stream::{FuturesUnordered, Stream, StreamExt};
-use rustix::net::{RecvFlags, recv};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
@@ -35,10 +31,6 @@ use crate::login::Chap;
 use crate::portal::{Portal, lock};
 use crate::session::{Connection, Times, Work};
 use crate::socket;
-use look::Look;
-
-/// What is read at a time while looking for the next command: one with its data, if that is small.
-const LOOK_BYTES: usize = 8 * 1024;
 
 /// How a portal is served.
 #[derive(Debug, Clone)]
@@ -270,7 +262,6 @@ struct Driver {
     signals: mpsc::Receiver<Signal>,
     membership: Membership,
     half_open: bool,
-    look: Look,
 }
 
 impl Driver {
@@ -290,7 +281,6 @@ impl Driver {
             signals,
             membership,
             half_open: true,
-            look: Look::default(),
         }
     }
 
@@ -303,22 +293,12 @@ impl Driver {
         for _ in 0..ROUNDS_BEFORE_YIELD {
             match self.round(cx) {
                 Ok(true) => {}
-                Ok(false) => {
-                    if self.waits_for_peer() && self.look.waits(Instant::now()) {
-                        cx.waker().wake_by_ref();
-                    }
-                    return Poll::Pending;
-                }
+                Ok(false) => return Poll::Pending,
                 Err(reason) => return Poll::Ready(reason),
             }
         }
         cx.waker().wake_by_ref();
         Poll::Pending
-    }
-
-    /// Whether only the peer can make something move.
-    fn waits_for_peer(&mut self) -> bool {
-        !self.half_open && self.work.is_empty() && self.conn.outbox().is_empty()
     }
 
     /// One look at everything; answers whether something moved.
@@ -364,17 +344,6 @@ impl Driver {
         Ok(moved)
     }
 
-    /// Read what has come and the kernel has not told yet; answers whether there was something. That the peer is gone
-    /// will be told.
-    fn look_up(&mut self) -> bool {
-        let mut room = [MaybeUninit::uninit(); LOOK_BYTES];
-        let Ok(((read, _), len)) = recv(&self.stream, &mut room, RecvFlags::DONTWAIT) else {
-            return false;
-        };
-        self.input.extend_from_slice(read);
-        len > 0
-    }
-
     /// Read what has come; answers how much, and nothing when the peer is gone.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
         if let Some(room) = self.conn.room() {
@@ -403,14 +372,11 @@ impl Driver {
             return Ok(false);
         }
         match self.poll_fill(cx) {
-            Poll::Pending if self.look.looks() && self.look_up() => {}
             Poll::Pending => return Ok(false),
             Poll::Ready(0) => return Err(Disconnect::PeerGone),
             Poll::Ready(_) => {}
         }
-        let now = Instant::now();
-        self.conn.heard(now);
-        self.look.heard(now);
+        self.conn.heard(Instant::now());
         while let Some(pdu) = self.conn.decode(&mut self.input)? {
             self.conn.receive(pdu)?;
         }

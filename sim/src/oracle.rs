@@ -199,8 +199,12 @@ impl Oracle {
         };
         for ((block, (allowed, written)), value) in (read.first..).zip(read.allowed).zip(values) {
             self.compared += 1;
+            // Zeros are not one write's own. Where the block may have had them when the read began, they
+            // say nothing of a write of zeros that is under way.
+            let ambiguous = *value == 0 && allowed.contains(value);
             let part = self.writes.values().find(|write| {
-                write.partial && write.blocks.contains(&block) && write.value == *value
+                let has = write.blocks.contains(&block) && write.value == *value;
+                write.partial && has && !ambiguous
             });
             let part = part.map(|write| write.excused);
             if part.is_some() {

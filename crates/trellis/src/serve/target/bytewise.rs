@@ -218,7 +218,7 @@ mod tests {
             let data: Vec<Bytes> = lengths.iter().map(|len| bytes(*len)).collect();
             let copy = owned(&data);
             assert_eq!(copy.concat(), data.concat());
-            let whole = |piece: &Bytes| is_whole(0, length(&[piece.clone()]));
+            let whole = |piece: &Bytes| is_whole(0, length(std::slice::from_ref(piece)));
             assert!(copy.iter().all(whole));
             let long = |piece: &Bytes| (32 << 10..=PIECE_BYTES_MAX).contains(&piece.len());
             assert!(copy.len() == 1 || copy.iter().all(long));

@@ -89,7 +89,12 @@ impl Member {
                 Item::Key { .. } => {}
                 Item::Region { region, stamp, .. } => {
                     change.stale.push((region, None));
-                    let newest = stamp.max(self.meta.region(region).stamp);
+                    // Entries of this coordinator may have written there since. An earlier stamp may be
+                    // of a history that does not count, whose bytes are gone now: whoever still has them
+                    // must not look the same.
+                    let own = self.meta.region(region).stamp;
+                    let counts = own.generation() == self.meta.promise.generation;
+                    let newest = if counts { stamp.max(own) } else { stamp };
                     change.stamps.push((region, newest));
                 }
             }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
+use super::replicated;
 use super::service::Service;
 use super::statistics::{Times, millis};
 
@@ -16,7 +17,6 @@ const DIRECT: i32 = 0o40000;
 const PAGE: usize = 4096;
 /// The part of the device that is read and written.
 const SPAN_BYTES: u64 = 256 << 20;
-const POOLS: [&str; 3] = ["a", "b", "c"];
 const ROUNDS: usize = 3;
 /// How long the load runs before the growth, and after it.
 const AROUND_GROWTH: Duration = Duration::from_millis(2500);
@@ -78,15 +78,7 @@ const CELLS: [Cell; 6] = [
 /// Runs every cell for `seconds` in each of three rounds, below `below`.
 pub fn run(binary: &Path, below: &Path, seconds: u64) -> anyhow::Result<()> {
     let service = Service::start(binary, below)?;
-    for pool in POOLS {
-        let path = service.path(pool);
-        std::fs::create_dir_all(&path)?;
-        let path = path.display().to_string();
-        service.verb(
-            binary,
-            &["pool", "add", pool, &path, "--overcommit", "10000"],
-        )?;
-    }
+    replicated::add_pools(&service, binary)?;
     let one = claim(&service, binary, "one", 1, "1Gi")?;
     let three = claim(&service, binary, "three", 3, "1Ti")?;
     println!(
@@ -130,34 +122,7 @@ fn claim(
     copies: u32,
     size: &str,
 ) -> anyhow::Result<PathBuf> {
-    let manifest = serde_json::json!({ "apiVersion": "v1", "kind": "List", "items": [
-        {
-            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-            "metadata": { "name": name }, "provisioner": "trellis.dev", "allowVolumeExpansion": true,
-            "parameters": { "replicas": copies.to_string(), "pools": POOLS.join(",") },
-        },
-        {
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-            "metadata": { "name": name, "namespace": "default" },
-            "spec": {
-                "storageClassName": name, "accessModes": ["ReadWriteOnce"], "volumeMode": "Block",
-                "resources": { "requests": { "storage": size } },
-            },
-        },
-    ]});
-    let file = service.path(&format!("{name}.json"));
-    std::fs::write(&file, manifest.to_string())?;
-    let applied = std::process::Command::new("kubectl")
-        .args(["apply", "-f"])
-        .arg(&file)
-        .env("KUBECONFIG", service.path("data/kubeconfig"))
-        .output()
-        .context("kubectl cannot be run")?;
-    anyhow::ensure!(
-        applied.status.success(),
-        "{}",
-        String::from_utf8_lossy(&applied.stderr)
-    );
+    replicated::claim_block(service, name, copies, size)?;
     let device = service.path(&format!("{name}.device"));
     service.verb(binary, &["mount", name, &device.display().to_string()])?;
     Ok(device)

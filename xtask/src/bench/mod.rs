@@ -4,6 +4,7 @@ mod claims;
 mod copies;
 mod grow;
 mod iscsi;
+mod replicated;
 mod service;
 mod statistics;
 mod volumes;

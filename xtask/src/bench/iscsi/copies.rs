@@ -1,7 +1,6 @@
 //! A volume of three copies, served by the service itself.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -16,11 +15,12 @@ use tokio::runtime::Runtime;
 use super::server::{Life, Role, Server};
 use super::targets::Place;
 use super::{Programs, Work};
+use crate::bench::replicated;
 use crate::bench::service::Service;
 
 pub const NAME: &str = "three copies";
 const CLAIM: &str = "three";
-const POOLS: [&str; 3] = ["a", "b", "c"];
+const COPIES: u32 = 3;
 /// The processes of a volume, by the names of their locks.
 const PROCESSES: [&str; 4] = ["target", "0", "1", "2"];
 /// How long the volume may take to be there.
@@ -67,16 +67,11 @@ impl Copies {
 pub fn start(programs: &Programs, place: &Place) -> anyhow::Result<Server> {
     let binary = &programs.trellis;
     let service = Service::start(binary, place.parent())?;
-    for pool in POOLS {
-        let path = service.path(pool);
-        std::fs::create_dir_all(&path)?;
-        let path = path.display().to_string();
-        let arguments = ["pool", "add", pool, &path, "--overcommit", "10000"];
-        service.verb(binary, &arguments)?;
-    }
+    replicated::add_pools(&service, binary)?;
     let runtime = Runtime::new().context("no asynchronous runtime")?;
     let client = runtime.block_on(service.client())?;
-    apply(&service, place.size_mib)?;
+    let size = format!("{}Mi", place.size_mib);
+    replicated::claim_block(&service, CLAIM, COPIES, &size)?;
     let status = runtime.block_on(served(&client))?;
     let word = |name: &str| status[name].as_str().map(str::to_owned);
     let (target, address) = word("iqn").zip(word("portal")).context("not served")?;
@@ -96,38 +91,6 @@ pub fn start(programs: &Programs, place: &Place) -> anyhow::Result<Server> {
     server.proof = user.map(|user| (user, secret));
     fill(programs, &server, place.size_mib)?;
     Ok(server)
-}
-
-fn apply(service: &Service, size_mib: u64) -> anyhow::Result<()> {
-    let manifest = json!({ "apiVersion": "v1", "kind": "List", "items": [
-        {
-            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
-            "metadata": { "name": CLAIM }, "provisioner": "trellis.dev", "allowVolumeExpansion": true,
-            "parameters": { "replicas": "3", "pools": POOLS.join(",") },
-        },
-        {
-            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-            "metadata": { "name": CLAIM, "namespace": "default" },
-            "spec": {
-                "storageClassName": CLAIM, "accessModes": ["ReadWriteOnce"], "volumeMode": "Block",
-                "resources": { "requests": { "storage": format!("{size_mib}Mi") } },
-            },
-        },
-    ]});
-    let file = service.path("three.json");
-    std::fs::write(&file, manifest.to_string())?;
-    let applied = Command::new("kubectl")
-        .args(["apply", "-f"])
-        .arg(&file)
-        .env("KUBECONFIG", service.path("data/kubeconfig"))
-        .output()
-        .context("kubectl cannot be run")?;
-    anyhow::ensure!(
-        applied.status.success(),
-        "{}",
-        String::from_utf8_lossy(&applied.stderr)
-    );
-    Ok(())
 }
 
 /// The status of the target, once initiators can use it and every copy counts.

@@ -57,7 +57,7 @@ steps! {
     ClaimNamesVolume = "claim-names-volume",
     /// Provisioning: the claim and the persistent volume say Bound.
     ClaimBound = "claim-bound",
-    /// Attachment: a loop device carries the replica's data file.
+    /// Attachment: a block device carries the volume: a loop device on its file, or a disk of the iSCSI initiator.
     DeviceAttached = "device-attached",
     /// Attachment: a filesystem was made on it.
     FilesystemMade = "filesystem-made",
@@ -73,7 +73,7 @@ steps! {
     ReplicaDataExtended = "replica-data-extended",
     /// Growth: the replica's new size is durable.
     ReplicaRaised = "replica-raised",
-    /// Growth: the loop device has the new size.
+    /// Growth: the block device has the new size.
     DeviceRaised = "device-raised",
     /// Growth: the filesystem has the new size.
     FilesystemRaised = "filesystem-raised",
@@ -91,7 +91,7 @@ steps! {
     PathUnpublished = "path-unpublished",
     /// Removal: the private mount is gone.
     FilesystemUnmounted = "filesystem-unmounted",
-    /// Removal: the loop device is free.
+    /// Removal: the block device is gone.
     DeviceDetached = "device-detached",
     /// Removal: the replica's directory has a temporary name again.
     ReplicaUnpublished = "replica-unpublished",

@@ -11,8 +11,9 @@ use trellis_engine::proto::{
     ReadFault, Region, RegionState, Request, SnapshotRecord, Stale, View, Welcome,
 };
 use trellis_engine::wire::{
-    Arrival, FIELDS_BYTES_MAX, HEADER_BYTES, PAYLOAD_BYTES_MAX, Place, Sum, WireError, body_length,
-    decode, decode_any, encode, encode_into, encode_place, is_unsummed,
+    Arrival, FIELDS_BYTES_MAX, HEADER_BYTES, Lend, PAYLOAD_BYTES_MAX, Payload, Place, Sum,
+    WireError, body_length, decode, decode_any, encode, encode_borrows, encode_into, encode_lend,
+    encode_place, is_unsummed,
 };
 use uuid::Uuid;
 
@@ -239,6 +240,36 @@ proptest! {
     }
 
     #[test]
+    fn frames_between_processes_of_one_machine_do_no_harm(
+        kind in 0u16..8,
+        mut fields in prop::collection::vec(any::<u8>(), 0..200),
+        stands_for in prop::collection::vec(any::<u8>(), 0..16),
+        is_message in any::<bool>(),
+    ) {
+        // Fails if a peer on this machine can make us panic, or look at memory that nobody lent.
+        let memory = Bytes::from_static(&[9; 4096]);
+        let borrowed = |at: u64, length: usize| {
+            let end = usize::try_from(at).ok()?.checked_add(length)?;
+            (end <= memory.len()).then(|| memory.slice(end - length..end))
+        };
+        if is_message {
+            fields = bytes_of(&hello()).split_off(HEADER_BYTES);
+        }
+        let mut bytes = bytes_of(&hello());
+        bytes.truncate(HEADER_BYTES);
+        bytes[6..8].copy_from_slice(&kind.to_le_bytes());
+        bytes.extend(&fields);
+        bytes.extend(&stands_for);
+        seal_with_payload(&mut bytes, stands_for.len());
+        let header = *bytes.first_chunk().unwrap();
+        let body = Bytes::copy_from_slice(&bytes[HEADER_BYTES..]);
+        let found = decode_any(&header, &body, Sum::Whole, &borrowed);
+        if kind > 5 {
+            prop_assert!(found.is_err());
+        }
+    }
+
+    #[test]
     fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         // Fails if noise is taken for a message.
         prop_assert!(read(&bytes).is_err());
@@ -258,9 +289,15 @@ fn hello() -> Envelope {
 
 /// Gives a frame without payload the right length and checksum.
 fn seal(bytes: &mut [u8]) {
-    let fields = u32::try_from(bytes.len() - HEADER_BYTES).unwrap();
+    seal_with_payload(bytes, 0);
+}
+
+/// Gives a frame with so many bytes of payload the right lengths and checksum.
+fn seal_with_payload(bytes: &mut [u8], payload: usize) {
+    let fields = u32::try_from(bytes.len() - HEADER_BYTES - payload).unwrap();
     bytes[8..12].copy_from_slice(&fields.to_le_bytes());
-    bytes[12..20].fill(0);
+    bytes[12..16].copy_from_slice(&u32::try_from(payload).unwrap().to_le_bytes());
+    bytes[16..20].fill(0);
     let checksum = crc32c::crc32c(bytes);
     bytes[16..20].copy_from_slice(&checksum.to_le_bytes());
 }
@@ -331,6 +368,72 @@ fn a_message_that_is_too_long_is_not_sent() {
     assert_eq!(encode(&envelope), Err(WireError::TooLong));
 }
 
+/// Of a connection on which nothing is lent.
+fn nothing(_: u64, _: usize) -> Option<Bytes> {
+    None
+}
+
+#[test]
+fn a_payload_that_is_lent_is_found_where_it_is_and_nowhere_else() {
+    // Fails if a replica takes other bytes than those that were lent, or believes in bytes that nobody lent.
+    let memory = Bytes::from((0..=255).collect::<Vec<u8>>());
+    let (memory, start) = (&memory, memory.as_ptr().addr());
+    let place_of = |bytes: &Bytes| u64::try_from(bytes.as_ptr().addr() - start).ok();
+    let borrowed = |at: u64, length: usize| {
+        let at = usize::try_from(at).ok()?;
+        (at + length <= memory.len()).then(|| memory.slice(at..at + length))
+    };
+    let write = |data: Bytes| Envelope {
+        body: Body::Request(Request::Entry(Entry {
+            key: Key::FRESH,
+            op: EntryOp::Write { offset: 4096, data },
+        })),
+        ..hello()
+    };
+    let envelope = write(memory.slice(100..164));
+    let mut heads = BytesMut::new();
+    let payload = encode_into(&envelope, Sum::Head, &place_of, &mut heads).unwrap();
+    assert_eq!(payload, Payload::Lent(memory.slice(100..164)));
+    let header = *heads.first_chunk().unwrap();
+    let body = Bytes::copy_from_slice(&heads[HEADER_BYTES..]);
+    assert_eq!(body_length(&header), Ok(body.len()));
+    assert_eq!(
+        decode_any(&header, &body, Sum::Head, &borrowed),
+        Ok(Arrival::Message(envelope))
+    );
+    let without = decode_any(&header, &body, Sum::Head, &nothing);
+    assert_eq!(without, Err(WireError::Nonsense));
+    assert_eq!(decode(&header, &body), Err(WireError::Nonsense));
+    let mut changed = body.to_vec();
+    let place = changed.len() - 12;
+    changed[place] ^= 1;
+    assert_eq!(
+        decode_any(&header, &changed.into(), Sum::Head, &borrowed),
+        Err(WireError::Checksum)
+    );
+    // A message without bytes has nothing to lend.
+    let mut heads = BytesMut::new();
+    let payload = encode_into(&hello(), Sum::Head, &|_| Some(0), &mut heads);
+    assert_eq!(payload, Ok(Payload::Follows(Bytes::new())));
+
+    let lend = Lend {
+        descriptor: 9,
+        length: 128 << 20,
+        device: 1,
+        inode: 2,
+    };
+    let mut heads = BytesMut::new();
+    encode_lend(&lend, &mut heads).unwrap();
+    encode_borrows(&mut heads).unwrap();
+    for wanted in [Arrival::Lend(lend), Arrival::Borrows] {
+        let header: [u8; HEADER_BYTES] = *heads.first_chunk().unwrap();
+        let frame = heads.split_to(HEADER_BYTES + body_length(&header).unwrap());
+        let body = Bytes::copy_from_slice(&frame[HEADER_BYTES..]);
+        let found = decode_any(&header, &body, Sum::Whole, &nothing);
+        assert_eq!(found, Ok(wanted));
+    }
+}
+
 #[test]
 fn a_payload_that_is_not_summed_up_is_taken_only_where_that_is_allowed() {
     // Fails if a payload from another machine can change on its way unnoticed, or a place cannot be told.
@@ -342,22 +445,25 @@ fn a_payload_that_is_not_summed_up_is_taken_only_where_that_is_allowed() {
         ..hello()
     };
     let mut heads = BytesMut::new();
-    let payload = encode_into(&envelope, Sum::Head, &mut heads).unwrap();
+    let payload = encode_into(&envelope, Sum::Head, &|_| None, &mut heads).unwrap();
+    let Payload::Follows(payload) = payload else {
+        panic!("nothing is lent");
+    };
     let header = *heads.first_chunk().unwrap();
     let body = Bytes::from([&heads[HEADER_BYTES..], &payload].concat());
     assert!(is_unsummed(&header));
     assert_eq!(
-        decode_any(&header, &body, Sum::Head),
+        decode_any(&header, &body, Sum::Head, &nothing),
         Ok(Arrival::Message(envelope))
     );
     assert_eq!(
-        decode_any(&header, &body, Sum::Whole),
+        decode_any(&header, &body, Sum::Whole, &nothing),
         Err(WireError::Nonsense)
     );
     // The fields are covered all the same.
     let mut changed = body.to_vec();
     changed[3] ^= 1;
-    let changed = decode_any(&header, &changed.into(), Sum::Head);
+    let changed = decode_any(&header, &changed.into(), Sum::Head, &nothing);
     assert_eq!(changed, Err(WireError::Checksum));
     let place = Place {
         path: "/pool/replicas/r/data".into(),
@@ -370,7 +476,7 @@ fn a_payload_that_is_not_summed_up_is_taken_only_where_that_is_allowed() {
     let body = Bytes::copy_from_slice(&heads[HEADER_BYTES..]);
     assert_eq!(decode(&header, &body), Err(WireError::Nonsense));
     assert_eq!(
-        decode_any(&header, &body, Sum::Whole),
+        decode_any(&header, &body, Sum::Whole, &nothing),
         Ok(Arrival::Place(place))
     );
 }

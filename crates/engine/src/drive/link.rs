@@ -5,15 +5,17 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::Address;
-use crate::proto::Envelope;
-use crate::wire::{self, Arrival, HEADER_BYTES, Place, Sum, WireError};
+use super::lent::{Arena, Borrowed, Loans};
+use crate::proto::{Body, Envelope, Request};
+use crate::wire::{self, Arrival, HEADER_BYTES, Lend, Payload, Place, Sum, WireError};
 
 /// How much room a read has at least. A frame that needs more gets more.
 const READ_BYTES: usize = 256 << 10;
@@ -100,6 +102,19 @@ impl Stream {
         }
     }
 
+    /// Says that nothing more comes, and waits until the other side has closed its end.
+    async fn end(self) {
+        let mut rest = [0; 4096];
+        match self {
+            Stream::Unix(mut stream) => {
+                // If it is closed already, that is what is waited for.
+                let _ = stream.shutdown().await;
+                while !matches!(stream.read(&mut rest).await, Ok(0) | Err(_)) {}
+            }
+            Stream::Tcp(_) => {}
+        }
+    }
+
     fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Stream::Unix(stream) => stream.try_write_vectored(slices),
@@ -116,7 +131,6 @@ impl Stream {
 }
 
 /// A connection that carries messages.
-#[derive(Debug)]
 pub(super) struct Link {
     stream: Stream,
     /// What the checksums of the frames cover that are sent.
@@ -134,6 +148,11 @@ pub(super) struct Link {
     heads: BytesMut,
     unsent: VecDeque<Bytes>,
     unsent_bytes: usize,
+    /// Memory that the peer has borrowed from us, and what of it the peer may still look at.
+    arena: Option<Arc<Arena>>,
+    loans: Loans,
+    /// Memory that we have borrowed from the peer.
+    borrowed: Option<Arc<Borrowed>>,
 }
 
 impl Link {
@@ -157,6 +176,49 @@ impl Link {
             heads: BytesMut::new(),
             unsent: VecDeque::new(),
             unsent_bytes: 0,
+            arena: None,
+            loans: Loans::default(),
+            borrowed: None,
+        }
+    }
+
+    /// Queues the place of memory that the peer may borrow.
+    pub(super) fn offer(&mut self, arena: &Arena) -> Result<(), LinkError> {
+        let before = self.heads.len();
+        wire::encode_lend(&arena.lend()?, &mut self.heads)?;
+        self.unsent_bytes += self.heads.len() - before;
+        Ok(())
+    }
+
+    /// The peer has borrowed what it was offered.
+    pub(super) fn lends(&mut self, arena: Arc<Arena>) {
+        self.arena = Some(arena);
+    }
+
+    /// Borrows the memory of the peer, and queues the word of it.
+    pub(super) fn borrow(&mut self, lend: &Lend) -> Result<(), LinkError> {
+        let Stream::Unix(stream) = &self.stream else {
+            return Err(WireError::Nonsense.into());
+        };
+        self.borrowed = Some(Borrowed::open(stream, lend)?);
+        let before = self.heads.len();
+        wire::encode_borrows(&mut self.heads)?;
+        self.unsent_bytes += self.heads.len() - before;
+        Ok(())
+    }
+
+    /// The peer has applied all entries up to this one, and does not look at their payloads any more.
+    pub(super) fn given_back(&mut self, seq: u64) {
+        self.loans.end(seq);
+    }
+
+    /// Ends the connection. What the peer may still look at is kept until it has closed its end.
+    pub(super) fn close(mut self) {
+        if !self.loans.is_empty() {
+            tokio::spawn(async move {
+                self.stream.end().await;
+                self.loans.end(u64::MAX);
+            });
         }
     }
 
@@ -254,7 +316,8 @@ impl Link {
         self.room = whole.max(READ_BYTES);
         self.incoming.advance(HEADER_BYTES);
         let body = self.incoming.split_to(body).freeze();
-        let arrival = wire::decode_any(&header, &body, self.least)?;
+        let borrowed = |at, length| self.borrowed.as_ref()?.bytes(at, length);
+        let arrival = wire::decode_any(&header, &body, self.least, &borrowed)?;
         if wire::is_unsummed(&header) {
             self.trust();
         }
@@ -272,11 +335,22 @@ impl Link {
     /// Queues a message. [`Link::poll_flush`] writes it.
     pub(super) fn send(&mut self, envelope: &Envelope) -> Result<(), LinkError> {
         let before = self.heads.len();
-        let payload = wire::encode_into(envelope, self.sum, &mut self.heads)?;
-        self.unsent_bytes += self.heads.len() - before + payload.len();
-        if !payload.is_empty() {
-            self.unsent.push_back(self.heads.split().freeze());
-            self.unsent.push_back(payload);
+        // Only entries are answered in a way that says that the peer has no more use for the payload.
+        let (arena, entry) = match &envelope.body {
+            Body::Request(Request::Entry(entry)) => (self.arena.as_ref(), entry.key.seq),
+            _ => (None, 0),
+        };
+        let place_of = |payload: &Bytes| arena?.place_of(payload);
+        let payload = wire::encode_into(envelope, self.sum, &place_of, &mut self.heads)?;
+        self.unsent_bytes += self.heads.len() - before;
+        match payload {
+            Payload::Follows(payload) if payload.is_empty() => {}
+            Payload::Follows(payload) => {
+                self.unsent_bytes += payload.len();
+                self.unsent.push_back(self.heads.split().freeze());
+                self.unsent.push_back(payload);
+            }
+            Payload::Lent(payload) => self.loans.add(entry, payload),
         }
         if self.unsent_bytes > UNSENT_BYTES_MAX {
             return Err(LinkError::Choked);
@@ -320,5 +394,139 @@ impl Link {
             written -= piece.len();
             self.unsent.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::future::poll_fn;
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::proto::{Entry, EntryOp, Key, Promise};
+
+    fn entry(seq: u64, data: Bytes) -> Envelope {
+        let key = Key { seq, ..Key::FRESH };
+        let op = EntryOp::Write { offset: 0, data };
+        Envelope {
+            volume: Uuid::nil(),
+            replica: Uuid::nil(),
+            promise: Promise::default(),
+            size_version: 1,
+            index: seq,
+            body: Body::Request(Request::Entry(Entry { key, op })),
+        }
+    }
+
+    fn lent(arena: &Arc<Arena>, value: u8) -> Bytes {
+        let mut slot = arena.take(4096).unwrap();
+        slot.room().fill(value);
+        slot.freeze()
+    }
+
+    async fn flush(link: &mut Link) {
+        poll_fn(|context| Poll::Ready(link.poll_flush(context)))
+            .await
+            .unwrap();
+    }
+
+    /// Waits for the next frames, as many as arrive together.
+    async fn arrivals(link: &mut Link) -> Vec<Arrival> {
+        let mut arrived = Vec::new();
+        poll_fn(|context| {
+            let _ = link.poll_receive(context, |arrival| arrived.push(arrival));
+            if arrived.is_empty() {
+                Poll::Pending
+            } else {
+                Poll::Ready(())
+            }
+        })
+        .await;
+        arrived
+    }
+
+    /// Two ends of a connection, the second of which has borrowed from the first.
+    async fn borrowed_pair(arena: &Arc<Arena>) -> (Link, Link) {
+        let (volume, replica) = UnixStream::pair().unwrap();
+        let (mut volume, mut replica) = (
+            Link::new(Stream::Unix(volume)),
+            Link::new(Stream::Unix(replica)),
+        );
+        volume.offer(arena).unwrap();
+        flush(&mut volume).await;
+        let Some(Arrival::Lend(lend)) = arrivals(&mut replica).await.pop() else {
+            panic!("nothing was offered");
+        };
+        replica.borrow(&lend).unwrap();
+        flush(&mut replica).await;
+        assert_eq!(arrivals(&mut volume).await, [Arrival::Borrows]);
+        volume.lends(Arc::clone(arena));
+        (volume, replica)
+    }
+
+    #[tokio::test]
+    async fn a_payload_that_is_lent_is_not_sent_and_is_kept_until_it_is_given_back() {
+        // Fails if lent bytes travel by the socket, or their memory is used again while the replica may look.
+        let arena = Arena::new().unwrap();
+        let (mut volume, mut replica) = borrowed_pair(&arena).await;
+        let mut places = Vec::new();
+        for (seq, value) in [(1, 1), (2, 2)] {
+            let data = lent(&arena, value);
+            places.push(arena.place_of(&data));
+            volume.send(&entry(seq, data)).unwrap();
+        }
+        assert!(volume.unsent_bytes() < 1000);
+        flush(&mut volume).await;
+        let arrived = arrivals(&mut replica).await;
+        let wanted = |seq, value| Arrival::Message(entry(seq, vec![value; 4096].into()));
+        assert_eq!(arrived, [wanted(1, 1), wanted(2, 2)]);
+        volume.given_back(1);
+        assert_eq!(arena.place_of(&lent(&arena, 3)), places[0]);
+        let (third, fourth) = (lent(&arena, 3), lent(&arena, 4));
+        let now = [&third, &fourth].map(|data| arena.place_of(data));
+        assert!(!now.contains(&places[1]), "what is lent was used again");
+        assert_eq!(arrived[1], wanted(2, 2));
+    }
+
+    #[tokio::test]
+    async fn a_loan_outlives_the_connection_until_the_replica_has_done_with_it() {
+        // Fails if a replica that was frozen, and given up, finds other bytes when it goes on.
+        let arena = Arena::new().unwrap();
+        let (mut volume, mut replica) = borrowed_pair(&arena).await;
+        let data = lent(&arena, 1);
+        let place = arena.place_of(&data);
+        volume.send(&entry(1, data)).unwrap();
+        flush(&mut volume).await;
+        let arrived = arrivals(&mut replica).await;
+        volume.close();
+        drop(replica);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_ne!(arena.place_of(&lent(&arena, 2)), place);
+        assert_eq!(arrived, [Arrival::Message(entry(1, vec![1; 4096].into()))]);
+        drop(arrived);
+        for _ in 0..1000 {
+            if arena.place_of(&lent(&arena, 2)) == place {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        panic!("the memory was never used again");
+    }
+
+    #[tokio::test]
+    async fn what_was_lent_on_a_connection_that_just_vanishes_is_never_used_again() {
+        // Fails if a volume that ends in a hurry can overwrite what a replica still looks at.
+        let arena = Arena::new().unwrap();
+        let (mut volume, _replica) = borrowed_pair(&arena).await;
+        let data = lent(&arena, 1);
+        let place = arena.place_of(&data);
+        volume.send(&entry(1, data)).unwrap();
+        drop(volume);
+        let slots: Vec<Bytes> = (0..10).map(|_| lent(&arena, 2)).collect();
+        assert!(slots.iter().all(|slot| arena.place_of(slot) != place));
     }
 }

@@ -19,6 +19,7 @@ mod address;
 mod buffers;
 mod core;
 mod disk;
+mod lent;
 mod link;
 mod reader;
 mod server;

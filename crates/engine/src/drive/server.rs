@@ -274,12 +274,19 @@ impl Server {
                 continue;
             }
             let received = &mut self.received;
-            let mut strange = false;
+            let (mut strange, mut lend) = (false, None);
             let sink = |arrival| match arrival {
                 Arrival::Message(envelope) => received.push((*session, envelope)),
-                Arrival::Place(_) => strange = true,
+                Arrival::Lend(offered) => lend = Some(offered),
+                Arrival::Place(_) | Arrival::Borrows => strange = true,
             };
             let polled = connection.link.poll_receive(context, sink);
+            if let Some(lend) = lend
+                && let Err(error) = connection.link.borrow(&lend)
+            {
+                // Then the bytes come by the connection.
+                tracing::debug!(session, "the volume's memory is not seen here: {error}");
+            }
             if strange {
                 ended.push((*session, WireError::Nonsense.into()));
                 continue;

@@ -1,15 +1,19 @@
 //! The bytes of a message: a fixed header, the fields, and the payload as it is.
 //!
 //! ```text
-//!   0  magic "TRLW"     4  version u16    6  kind u16: 0, 1 or 2
+//!   0  magic "TRLW"     4  version u16    6  kind u16: 0 to 5
 //!   8  fields u32      12  payload u32   16  CRC32C u32 of everything else in the frame
 //!  20  fields: identity (64 bytes), tag of the message, what belongs to it
 //!   …  payload: the bytes of a write, of a read or of a repair, never copied
 //! ```
 //!
 //! Kind 0 is a message. Kind 1 is a message whose checksum does not cover the payload: between processes of
-//! one machine, where bytes do not change on the way and three copies would be summed up six times. Kind 2
-//! is said once by a replica to a volume on the same machine: where its data file is.
+//! one machine, where bytes do not change on the way and three copies would be summed up six times.
+//!
+//! The others exist between processes of one machine only. Kind 2 is said once by a replica: where its data
+//! file is. Then the volume says kind 3, where memory is that it lends, and the replica, if it sees that
+//! memory, kind 4. From then on a message may be of kind 5: its payload is twelve bytes that say where in
+//! that memory the payload is (u64), and how long (u32).
 //!
 //! All numbers are little-endian. A frame is read in two steps: the header says how long the rest is,
 //! and is refused if that is too long, before anything is allocated; then the rest. Nothing that a
@@ -44,6 +48,12 @@ const VERSION: u16 = 1;
 const KIND_SUMMED: u16 = 0;
 const KIND_UNSUMMED: u16 = 1;
 const KIND_PLACE: u16 = 2;
+const KIND_LEND: u16 = 3;
+const KIND_BORROWS: u16 = 4;
+const KIND_LENT: u16 = 5;
+
+/// What stands for a payload that was lent.
+const LENT_BYTES: usize = 12;
 
 /// The longest path of a data file.
 const PATH_BYTES_MAX: usize = 4096;
@@ -131,6 +141,19 @@ pub struct Place {
     pub inode: u64,
 }
 
+/// Where memory is that a volume lends to replicas on the same machine: an open file of its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lend {
+    /// The number of the file in that process.
+    pub descriptor: u32,
+    /// How long it is.
+    pub length: u64,
+    /// The filesystem and the file, which say whether somebody else sees the same there.
+    pub device: u64,
+    /// See `device`.
+    pub inode: u64,
+}
+
 /// What a frame is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "nearly all of them are messages")]
@@ -139,24 +162,40 @@ pub enum Arrival {
     Message(Envelope),
     /// Where a data file is.
     Place(Place),
+    /// Where memory is that is lent.
+    Lend(Lend),
+    /// The memory is seen.
+    Borrows,
+}
+
+/// What becomes of a message's payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// It follows the head.
+    Follows(Bytes),
+    /// The head says where it is. It has to stay there until the peer needs it no more.
+    Lent(Bytes),
 }
 
 /// The bytes of a message.
 pub fn encode(envelope: &Envelope) -> Result<Frame, WireError> {
     let mut head = BytesMut::new();
-    let payload = encode_into(envelope, Sum::Whole, &mut head)?;
+    let (Payload::Follows(payload) | Payload::Lent(payload)) =
+        encode_into(envelope, Sum::Whole, &|_| None, &mut head)?;
     Ok(Frame {
         head: head.freeze(),
         payload,
     })
 }
 
-/// Puts header and fields of a message behind `heads`, and returns the payload that follows them.
+/// Puts header and fields of a message behind `heads`, and returns its payload. `place_of` says where in
+/// lent memory a payload is.
 pub fn encode_into(
     envelope: &Envelope,
     sum: Sum,
+    place_of: &dyn Fn(&Bytes) -> Option<u64>,
     heads: &mut BytesMut,
-) -> Result<Bytes, WireError> {
+) -> Result<Payload, WireError> {
     let kind = match sum {
         Sum::Whole => KIND_SUMMED,
         Sum::Head => KIND_UNSUMMED,
@@ -164,7 +203,39 @@ pub fn encode_into(
     let start = heads.len();
     heads.extend_from_slice(&[0; HEADER_BYTES]);
     let payload = fields::encode(envelope, heads);
-    finish(kind, start, &payload, heads).map(|()| payload)
+    match place_of(&payload).filter(|_| !payload.is_empty()) {
+        None => {
+            finish(kind, start, &payload, heads)?;
+            Ok(Payload::Follows(payload))
+        }
+        Some(place) => {
+            let mut stands_for = [0; LENT_BYTES];
+            stands_for[..8].copy_from_slice(&place.to_le_bytes());
+            stands_for[8..].copy_from_slice(length(payload.len())?.as_bytes());
+            finish(KIND_LENT, start, &stands_for, heads)?;
+            heads.extend_from_slice(&stands_for);
+            Ok(Payload::Lent(payload))
+        }
+    }
+}
+
+/// Says behind `heads` where memory is that is lent.
+pub fn encode_lend(lend: &Lend, heads: &mut BytesMut) -> Result<(), WireError> {
+    let start = heads.len();
+    heads.extend_from_slice(&[0; HEADER_BYTES]);
+    let mut to = cursor::Writer(heads);
+    to.u32(lend.descriptor);
+    to.u64(lend.length);
+    to.u64(lend.device);
+    to.u64(lend.inode);
+    finish(KIND_LEND, start, &[], heads)
+}
+
+/// Says behind `heads` that the memory is seen.
+pub fn encode_borrows(heads: &mut BytesMut) -> Result<(), WireError> {
+    let start = heads.len();
+    heads.extend_from_slice(&[0; HEADER_BYTES]);
+    finish(KIND_BORROWS, start, &[], heads)
 }
 
 /// Puts the place of a data file behind `heads`.
@@ -222,9 +293,9 @@ pub fn body_length(header: &[u8; HEADER_BYTES]) -> Result<usize, WireError> {
 
 /// The message that these bytes are. Its payload shares their memory.
 pub fn decode(header: &[u8; HEADER_BYTES], body: &Bytes) -> Result<Envelope, WireError> {
-    match decode_any(header, body, Sum::Whole)? {
+    match decode_any(header, body, Sum::Whole, &|_, _| None)? {
         Arrival::Message(envelope) => Ok(envelope),
-        Arrival::Place(_) => Err(WireError::Nonsense),
+        _ => Err(WireError::Nonsense),
     }
 }
 
@@ -234,12 +305,13 @@ pub fn is_unsummed(header: &[u8; HEADER_BYTES]) -> bool {
     header.kind.get() == KIND_UNSUMMED
 }
 
-/// What these bytes are. A payload shares their memory. `least` says what must be covered by the checksum
-/// at least.
+/// What these bytes are. A payload shares their memory, or is what `borrowed` shows at the place that they
+/// say. `least` says what must be covered by the checksum at least.
 pub fn decode_any(
     header: &[u8; HEADER_BYTES],
     body: &Bytes,
     least: Sum,
+    borrowed: &dyn Fn(u64, usize) -> Option<Bytes>,
 ) -> Result<Arrival, WireError> {
     let (header, fields, payload) = parse(header)?;
     if body.len() != fields + payload {
@@ -255,10 +327,35 @@ pub fn decode_any(
         KIND_UNSUMMED if least == Sum::Head => {
             fields::decode(fields, payload).map(Arrival::Message)
         }
+        KIND_LENT => lent(&payload, borrowed)
+            .and_then(|payload| fields::decode(fields, payload))
+            .map(Arrival::Message),
         KIND_PLACE if payload.is_empty() => place(fields).map(Arrival::Place),
+        KIND_LEND if payload.is_empty() => lend(fields).map(Arrival::Lend),
+        KIND_BORROWS if body.is_empty() => Some(Arrival::Borrows),
         _ => None,
     };
     arrival.ok_or(WireError::Nonsense)
+}
+
+/// The payload that these bytes stand for.
+fn lent(stands_for: &[u8], borrowed: &dyn Fn(u64, usize) -> Option<Bytes>) -> Option<Bytes> {
+    let mut from = cursor::Cursor(stands_for);
+    let (place, length) = (from.u64()?, from.u32()?);
+    let length = usize::try_from(length).ok()?;
+    let fits = from.0.is_empty() && (1..=PAYLOAD_BYTES_MAX).contains(&length);
+    borrowed(place, length).filter(|_| fits)
+}
+
+fn lend(fields: &[u8]) -> Option<Lend> {
+    let mut from = cursor::Cursor(fields);
+    let lend = Lend {
+        descriptor: from.u32()?,
+        length: from.u64()?,
+        device: from.u64()?,
+        inode: from.u64()?,
+    };
+    from.0.is_empty().then_some(lend)
 }
 
 fn place(fields: &[u8]) -> Option<Place> {

@@ -31,6 +31,7 @@ use uuid::Uuid;
 
 use super::{Address, LocalReplica};
 use crate::coordinator::{GrowthHeld, IoOp, Limits, Status};
+use crate::drive::lent::{Arena, SLOT_BYTES_MAX};
 use crate::proto::{Config, Content, Geometry, Promise, ReplicaId, SnapshotRecord};
 use crate::replica::{BLOCK, SIZE_MAX};
 use crate::{Error, Result};
@@ -167,6 +168,8 @@ pub enum Compared {
 #[derive(Clone)]
 pub struct Volume {
     commands: mpsc::Sender<Command>,
+    /// Where the bytes of writes are put, for replicas on this machine.
+    arena: Option<Arc<Arena>>,
     size: Arc<AtomicU64>,
     status: watch::Receiver<Status>,
     ended: watch::Receiver<Option<Ended>>,
@@ -202,9 +205,21 @@ impl Volume {
     fn make(settings: VolumeSettings, replicas: Vec<LocalReplica>) -> (Volume, Owner) {
         let (commands_to, commands) = mpsc::channel(COMMANDS_MAX);
         let size = Arc::new(AtomicU64::new(0));
-        let (owner, status, ended) = Owner::new(settings, replicas, commands, Arc::clone(&size));
+        let arena = Arena::new()
+            .inspect_err(|error| {
+                tracing::debug!("no memory to share with replicas: {error}");
+            })
+            .ok();
+        let (owner, status, ended) = Owner::new(
+            settings,
+            replicas,
+            commands,
+            Arc::clone(&size),
+            arena.clone(),
+        );
         let volume = Volume {
             commands: commands_to,
+            arena,
             size,
             status,
             ended,
@@ -272,6 +287,17 @@ impl Volume {
         self.ask(|reply| Command::Io { op, reply }).await
     }
 
+    /// The same bytes where replicas on this machine see them, if there are such, and there is room.
+    fn lendable(&self, data: Vec<Bytes>) -> Vec<Bytes> {
+        match self.arena.as_ref().filter(|arena| arena.is_wanted()) {
+            Some(arena) => data
+                .into_iter()
+                .flat_map(|piece| lend(arena, piece))
+                .collect(),
+            None => data,
+        }
+    }
+
     /// Reads whole blocks.
     pub async fn read(&self, offset: u64, length: u64) -> Answer<Vec<Bytes>> {
         let mut pieces = Vec::new();
@@ -289,7 +315,7 @@ impl Volume {
         let length: usize = data.iter().map(Bytes::len).sum();
         let mut data = Pieces::new(data);
         for (offset, length) in requests_of(offset, count(length), REQUEST_BYTES_MAX)? {
-            let data = data.take(length);
+            let data = self.lendable(data.take(length));
             self.io(IoOp::Write { offset, data, fua }).await?;
         }
         Ok(())
@@ -324,7 +350,7 @@ impl Volume {
         }
         // Checked here, because nothing cuts it.
         let _ = requests_of(offset, of_data, REQUEST_BYTES_MAX)?;
-        let data = Pieces::new(data).take(of_data);
+        let data = self.lendable(Pieces::new(data).take(of_data));
         self.ask(|reply| Command::Compare {
             offset,
             expected,
@@ -422,6 +448,20 @@ fn show(content: Content, pieces: &mut Vec<Bytes>) {
             }
         }
     }
+}
+
+/// A piece in memory that is lent, in as many parts as it takes, or the piece itself.
+fn lend(arena: &Arc<Arena>, piece: Bytes) -> Vec<Bytes> {
+    if arena.place_of(&piece).is_some() {
+        return vec![piece];
+    }
+    let parts = piece.chunks(SLOT_BYTES_MAX).map(|part| {
+        let mut slot = arena.take(part.len())?;
+        slot.room().copy_from_slice(part);
+        Some(slot.freeze())
+    });
+    let parts: Option<Vec<Bytes>> = parts.collect();
+    parts.unwrap_or_else(|| vec![piece])
 }
 
 /// The bytes of a write, in the pieces in which they came.

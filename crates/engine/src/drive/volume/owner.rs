@@ -20,6 +20,7 @@ use super::peers::{Happened, Peers};
 use super::requests::{Command, Reply, Requests};
 use super::{Ended, LocalReplica, VolumeError, VolumeSettings};
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status};
+use crate::drive::lent::Arena;
 use crate::proto::{Config, Geometry, Promise, SnapshotRecord, View};
 
 /// How often the coordinator is told the time: while somebody waits for something, and otherwise.
@@ -111,6 +112,7 @@ impl Owner {
         replicas: Vec<LocalReplica>,
         commands: mpsc::Receiver<Command>,
         size: Arc<AtomicU64>,
+        arena: Option<Arc<Arena>>,
     ) -> (
         Owner,
         watch::Receiver<Status>,
@@ -122,7 +124,8 @@ impl Owner {
         };
         let view = View::first(settings.config.clone());
         let coordinator = coordinator_of(&settings, promise, view.clone());
-        let peers = Peers::new(std::mem::take(&mut settings.addresses), replicas);
+        let addresses = std::mem::take(&mut settings.addresses);
+        let peers = Peers::new(addresses, replicas, arena);
         let (status, status_seen) = watch::channel(coordinator.status());
         let (ended, ended_seen) = watch::channel(None);
         let now = Instant::now();

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -15,10 +16,11 @@ use super::{Address, LocalReplica};
 use crate::coordinator::SessionId;
 use crate::drive::buffers::Buffers;
 use crate::drive::core::Wish;
+use crate::drive::lent::Arena;
 use crate::drive::link::{Link, LinkError, Stream};
 use crate::drive::reader::Reader;
 use crate::member;
-use crate::proto::{Content, Envelope, ReplicaId};
+use crate::proto::{Answer, Body, Content, Envelope, ReplicaId};
 use crate::wire::{Arrival, Place as FilePlace};
 
 /// How long until a connection that was lost is made again: at first, and at most. It doubles with
@@ -90,6 +92,8 @@ pub(super) struct Peers {
     found: mpsc::UnboundedReceiver<Found>,
     found_to: mpsc::UnboundedSender<Found>,
     buffers: Buffers,
+    /// Where the bytes of writes are, for replicas on this machine.
+    arena: Option<Arc<Arena>>,
     wishes: Vec<Wish>,
     jitter: RandomState,
 }
@@ -114,6 +118,7 @@ impl Peers {
     pub(super) fn new(
         addresses: BTreeMap<ReplicaId, Address>,
         replicas: Vec<LocalReplica>,
+        arena: Option<Arc<Arena>>,
     ) -> Peers {
         let (dialled_to, dialled) = mpsc::unbounded_channel();
         let (found_to, found) = mpsc::unbounded_channel();
@@ -131,6 +136,7 @@ impl Peers {
             found,
             found_to,
             buffers: Buffers::default(),
+            arena,
             wishes: Vec::new(),
             jitter: RandomState::new(),
         }
@@ -168,7 +174,9 @@ impl Peers {
 
     /// A replica is not wanted any more.
     pub(super) fn forget(&mut self, replica: ReplicaId) {
-        self.peers.remove(&replica);
+        if let Some(link) = self.peers.remove(&replica).and_then(|peer| peer.link) {
+            link.close();
+        }
     }
 
     /// Sends a message, if the session is still there.
@@ -210,7 +218,9 @@ impl Peers {
             return;
         }
         peer.session = None;
-        peer.link = None;
+        if let Some(link) = peer.link.take() {
+            link.close();
+        }
         peer.file = None;
         if let Place::Here(here) = &mut peer.place {
             here.take(member::Event::Closed { session });
@@ -300,15 +310,36 @@ impl Peers {
             let (Some(session), Some(link)) = (peer.session, &mut peer.link) else {
                 continue;
             };
-            let mut has_spoken = false;
+            let (mut has_spoken, mut is_near, mut borrows) = (false, false, false);
+            let mut applied = 0;
             let sink = |arrival| match arrival {
                 Arrival::Message(envelope) => {
                     has_spoken = true;
+                    if let Body::Answer(Answer::Done { seq }) = envelope.body {
+                        applied = seq;
+                    }
                     happened.push(Happened::Received(*replica, session, envelope));
                 }
-                Arrival::Place(place) => places.push((*replica, session, place)),
+                Arrival::Place(place) => {
+                    is_near = true;
+                    places.push((*replica, session, place));
+                }
+                Arrival::Borrows => borrows = true,
+                // Nobody lends to a volume; what is said of it means nothing.
+                Arrival::Lend(_) => {}
             };
             let polled = link.poll_receive(context, sink);
+            link.given_back(applied);
+            if let Some(arena) = &self.arena {
+                if is_near && let Err(error) = link.offer(arena) {
+                    // Then the bytes go by the connection.
+                    tracing::debug!(%replica, "{error}");
+                }
+                if borrows {
+                    arena.borrowed();
+                    link.lends(Arc::clone(arena));
+                }
+            }
             if has_spoken {
                 peer.tries = 0;
                 peer.has_spoken = true;

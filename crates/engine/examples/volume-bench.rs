@@ -38,9 +38,6 @@ const SPAN: u64 = 1 << 30;
 /// Buffers that are written from, so that not all of it comes from the processor's cache.
 const BUFFERS: usize = 32;
 
-/// A target copies what it has received in pieces of this length.
-const PIECE: usize = 256 << 10;
-
 /// Before it is counted.
 const WARM_UP: Duration = Duration::from_millis(700);
 
@@ -122,7 +119,7 @@ impl Under {
             }
             // What a target has received is copied, so that the volume does not keep its buffers.
             Under::Volume(volume) => {
-                let pieces = data.chunks(PIECE).map(Bytes::copy_from_slice).collect();
+                let pieces = volume.keep(std::slice::from_ref(&data));
                 volume.write(at, pieces, false).await
             }
         }

@@ -28,5 +28,6 @@ mod pool;
 
 pub use error::{Breach, Disconnect, Error};
 pub use lun::{Answer, Lun};
+pub use pool::{Memory, Room};
 pub use portal::{Access, Portal, Target};
 pub use server::{Server, ServerConfig};

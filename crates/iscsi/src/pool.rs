@@ -3,6 +3,7 @@
 //! An allocator gives a buffer of this size back to the system when it is freed, and the next one is paid for
 //! with a page fault for every page: for a read of 1 MiB that is more than the reading itself.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -18,6 +19,17 @@ const SMALLEST_BYTES: usize = 32 << 10;
 const SIZES: usize = 4;
 const _: () = assert!(SMALLEST_BYTES << (SIZES - 1) == PIECE_BYTES);
 
+/// Room that somebody else gave, with any content.
+pub trait Room: AsRef<[u8]> + AsMut<[u8]> + Send + Sync {}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]> + Send + Sync> Room for T {}
+
+/// Where a volume would like to have the data of long writes: what is received there need not be copied.
+pub trait Memory: fmt::Debug + Send + Sync {
+    /// Room for so many bytes, if there is some.
+    fn take(&self, len: usize) -> Option<Box<dyn Room>>;
+}
+
 #[derive(Debug, Default)]
 struct Free {
     /// By size, from the smallest on.
@@ -29,15 +41,31 @@ struct Free {
 #[derive(Debug, Default)]
 pub struct Pool {
     free: Mutex<Free>,
+    memory: Option<Arc<dyn Memory>>,
 }
 
 impl Pool {
+    /// One that prefers room of `memory`.
+    pub fn new(memory: Option<Arc<dyn Memory>>) -> Self {
+        Pool {
+            free: Mutex::default(),
+            memory,
+        }
+    }
+
     fn free(&self) -> std::sync::MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A buffer for `len` bytes, but not for more than [`PIECE_BYTES`] and a checksum; with any content.
     pub fn take(self: &Arc<Self>, len: usize) -> Piece {
+        if let Some(given) = self.memory.as_ref().and_then(|memory| memory.take(len)) {
+            return Piece {
+                store: Store::Given(given),
+                len,
+                pool: Arc::clone(self),
+            };
+        }
         let size = (0..SIZES)
             .find(|size| len <= (SMALLEST_BYTES << size) + TAIL_BYTES)
             .unwrap_or(SIZES - 1);
@@ -50,26 +78,40 @@ impl Pool {
             .unwrap_or_else(|| vec![0; (SMALLEST_BYTES << size) + TAIL_BYTES].into_boxed_slice());
         Piece {
             len: len.min(bytes.len()),
-            bytes,
-            size,
+            store: Store::Own(bytes, size),
             pool: Arc::clone(self),
         }
     }
 }
 
+/// What a buffer is made of.
+enum Store {
+    /// Ours, of one of our sizes.
+    Own(Box<[u8]>, usize),
+    Given(Box<dyn Room>),
+}
+
 /// A buffer that goes back when the last reader has dropped it.
-#[derive(Debug)]
 pub struct Piece {
-    bytes: Box<[u8]>,
+    store: Store,
     len: usize,
-    size: usize,
     pool: Arc<Pool>,
+}
+
+impl fmt::Debug for Piece {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Piece({})", self.len)
+    }
 }
 
 impl Piece {
     /// What was asked for.
     pub fn room(&mut self) -> &mut [u8] {
-        &mut self.bytes[..self.len]
+        let bytes = match &mut self.store {
+            Store::Own(bytes, _) => bytes,
+            Store::Given(given) => (**given).as_mut(),
+        };
+        &mut bytes[..self.len]
     }
 
     /// The first `len` bytes, to be handed out.
@@ -81,17 +123,24 @@ impl Piece {
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        let bytes = match &self.store {
+            Store::Own(bytes, _) => bytes,
+            Store::Given(given) => (**given).as_ref(),
+        };
+        &bytes[..self.len]
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        let bytes = std::mem::take(&mut self.bytes);
+        let Store::Own(bytes, size) = &mut self.store else {
+            return;
+        };
+        let (bytes, size) = (std::mem::take(bytes), *size);
         let mut free = self.pool.free();
         if free.bytes + bytes.len() <= POOL_BYTES_MAX {
             free.bytes += bytes.len();
-            free.buffers[self.size].push(bytes);
+            free.buffers[size].push(bytes);
         }
     }
 }
@@ -130,12 +179,40 @@ mod tests {
         ] {
             let piece = pool.take(len);
             assert_eq!(piece.as_ref().len(), len);
-            assert!(piece.bytes.len() <= 2 * len + TAIL_BYTES, "{len}");
+            let Store::Own(bytes, _) = &piece.store else {
+                panic!("nobody gave anything");
+            };
+            assert!(bytes.len() <= 2 * len + TAIL_BYTES, "{len}");
         }
         let many: Vec<Piece> = (0..POOL_BYTES_MAX / PIECE_BYTES + 10)
             .map(|_| pool.take(PIECE_BYTES))
             .collect();
         drop(many);
         assert!(pool.free().bytes <= POOL_BYTES_MAX);
+    }
+
+    #[derive(Debug)]
+    struct Elsewhere;
+
+    impl Memory for Elsewhere {
+        fn take(&self, len: usize) -> Option<Box<dyn Room>> {
+            (len <= 100).then(|| Box::new(vec![9u8; 100]) as Box<dyn Room>)
+        }
+    }
+
+    #[test]
+    fn room_that_a_volume_gives_is_preferred_to_our_own() {
+        // Fails if a volume gets its data elsewhere than where it wanted it, or nowhere when it has no room.
+        let pool = Arc::new(Pool::new(Some(Arc::new(Elsewhere))));
+        let mut given = pool.take(40);
+        assert_eq!(given.room(), [9; 40]);
+        given.room()[3] = 1;
+        let at = given.as_ref().as_ptr();
+        let bytes = given.freeze(30);
+        assert_eq!((bytes.len(), bytes[3], bytes.as_ptr()), (30, 1, at));
+        drop(bytes);
+        assert_eq!(pool.free().bytes, 0);
+        let own = pool.take(101);
+        assert!(matches!(own.store, Store::Own(..)));
     }
 }

@@ -10,7 +10,7 @@ use crate::error::{Disconnect, Error};
 use crate::limits::{CONTROL_QUEUE, NAME_BYTES_MAX, UNITS_MAX};
 use crate::login::Chap;
 use crate::lun::Lun;
-use crate::pool::Pool;
+use crate::pool::{Memory, Pool};
 use crate::scsi::Attention;
 use crate::unit::Unit;
 
@@ -286,12 +286,21 @@ pub struct Portal {
 impl Portal {
     /// A portal without targets.
     pub fn new(sessions_max: usize, discovery_chap: Option<Chap>) -> Arc<Self> {
+        Portal::with_memory(sessions_max, discovery_chap, None)
+    }
+
+    /// A portal without targets, whose volumes want the data of long writes in `memory`.
+    pub fn with_memory(
+        sessions_max: usize,
+        discovery_chap: Option<Chap>,
+        memory: Option<Arc<dyn Memory>>,
+    ) -> Arc<Self> {
         Arc::new(Portal {
             targets: RwLock::default(),
             sessions: Mutex::default(),
             discovery_chap,
             sessions_max,
-            pool: Arc::default(),
+            pool: Arc::new(Pool::new(memory)),
         })
     }
 

@@ -28,6 +28,7 @@ use crate::limits::{
     LOGOUT_GRACE, READ_CHUNK_BYTES, ROUNDS_BEFORE_YIELD,
 };
 use crate::login::Chap;
+use crate::pool::Memory;
 use crate::portal::{Portal, lock};
 use crate::session::{Connection, Times, Work};
 use crate::socket;
@@ -43,6 +44,8 @@ pub struct ServerConfig {
     pub times: Times,
     /// The proof that discovery asks for.
     pub discovery_chap: Option<Chap>,
+    /// Where the volumes want the data of long writes, if they care.
+    pub memory: Option<Arc<dyn Memory>>,
 }
 
 impl Default for ServerConfig {
@@ -52,6 +55,7 @@ impl Default for ServerConfig {
             half_open_max: 512,
             times: Times::default(),
             discovery_chap: None,
+            memory: None,
         }
     }
 }
@@ -114,7 +118,11 @@ impl Server {
     pub fn bind(address: SocketAddr, config: ServerConfig) -> io::Result<Server> {
         let listener = listen(address)?;
         let local = listener.local_addr()?;
-        let portal = Portal::new(config.sessions_max, config.discovery_chap.clone());
+        let portal = Portal::with_memory(
+            config.sessions_max,
+            config.discovery_chap.clone(),
+            config.memory.clone(),
+        );
         let connections: Arc<Mutex<Connections>> = Arc::default();
         let (hold, gone) = mpsc::channel(1);
         let acceptor = Acceptor {

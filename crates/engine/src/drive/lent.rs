@@ -197,8 +197,8 @@ impl Arena {
     }
 }
 
-/// A part of an arena that nobody else has.
-pub(super) struct Slot {
+/// Memory that nobody else has, and that replicas on this machine will see.
+pub struct Slot {
     arena: Arc<Arena>,
     at: usize,
     size: usize,
@@ -212,14 +212,14 @@ impl Slot {
     }
 
     /// Its memory, with whatever was in it before.
-    pub(super) fn room(&mut self) -> &mut [u8] {
+    pub fn room(&mut self) -> &mut [u8] {
         // SAFETY: a slot is inside the mapping, which it keeps, and no two slots have a byte in common. No
         // replica looks at it: it would have been told of it only after `freeze`.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.length) }
     }
 
-    /// The bytes, for as long as somebody has them. Then the slot is used again.
-    pub(super) fn freeze(self) -> Bytes {
+    /// The bytes, for as long as somebody has them. Then the memory is used again.
+    pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
 }
@@ -228,6 +228,12 @@ impl AsRef<[u8]> for Slot {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: as in `room`; nobody can write to it through `&self`, and replicas map it for reading only.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.length) }
+    }
+}
+
+impl AsMut<[u8]> for Slot {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.room()
     }
 }
 

@@ -32,6 +32,7 @@ use uuid::Uuid;
 pub use self::core::LocalReplica;
 pub use address::{Address, AddressError};
 pub use disk::{Disk, FileDisk, Found};
+pub use lent::Slot;
 pub use server::ReplicaServer;
 pub use volume::{Compared, Ended, Volume, VolumeError, VolumeSettings};
 

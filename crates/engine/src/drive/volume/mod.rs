@@ -2,7 +2,7 @@
 //!
 //! [`Volume`] is a handle that costs little to clone. Behind it one owner (`owner`) runs the
 //! coordinator, with the connections to the replicas (`peers`) and the requests of clients
-//! (`requests`).
+//! (`requests`). Bytes of writes are put where they can stay (`keep`).
 //!
 //! # Who may start one
 //!
@@ -15,6 +15,7 @@
 //! never served. When it comes back, nobody can tell that from a real successor, so the volume ends and
 //! is to be started again.
 
+mod keep;
 mod owner;
 mod peers;
 mod requests;
@@ -31,7 +32,7 @@ use uuid::Uuid;
 
 use super::{Address, LocalReplica};
 use crate::coordinator::{GrowthHeld, IoOp, Limits, Status};
-use crate::drive::lent::{Arena, SLOT_BYTES_MAX};
+use crate::drive::lent::{Arena, Slot};
 use crate::proto::{Config, Content, Geometry, Promise, ReplicaId, SnapshotRecord};
 use crate::replica::{BLOCK, SIZE_MAX};
 use crate::{Error, Result};
@@ -287,15 +288,21 @@ impl Volume {
         self.ask(|reply| Command::Io { op, reply }).await
     }
 
-    /// The same bytes where replicas on this machine see them, if there are such, and there is room.
-    fn lendable(&self, data: Vec<Bytes>) -> Vec<Bytes> {
-        match self.arena.as_ref().filter(|arena| arena.is_wanted()) {
-            Some(arena) => data
-                .into_iter()
-                .flat_map(|piece| lend(arena, piece))
-                .collect(),
-            None => data,
-        }
+    /// Memory for the bytes of a write that are still to come, where replicas on this machine will see them:
+    /// such bytes are not copied again. None if that would be of no use, they are too many or there is no room.
+    pub fn room(&self, length: usize) -> Option<Slot> {
+        self.shared_memory()?.take(length)
+    }
+
+    /// The same bytes in memory that the volume may keep for a while. To be called for the bytes of a write,
+    /// unless they are in memory that nobody else waits for; then they are kept as they are.
+    pub fn keep(&self, data: &[Bytes]) -> Vec<Bytes> {
+        keep::keep(self.shared_memory(), data)
+    }
+
+    /// The memory that replicas on this machine see, if there are such.
+    fn shared_memory(&self) -> Option<&Arc<Arena>> {
+        self.arena.as_ref().filter(|arena| arena.is_wanted())
     }
 
     /// Reads whole blocks.
@@ -315,7 +322,7 @@ impl Volume {
         let length: usize = data.iter().map(Bytes::len).sum();
         let mut data = Pieces::new(data);
         for (offset, length) in requests_of(offset, count(length), REQUEST_BYTES_MAX)? {
-            let data = self.lendable(data.take(length));
+            let data = data.take(length);
             self.io(IoOp::Write { offset, data, fua }).await?;
         }
         Ok(())
@@ -350,7 +357,7 @@ impl Volume {
         }
         // Checked here, because nothing cuts it.
         let _ = requests_of(offset, of_data, REQUEST_BYTES_MAX)?;
-        let data = self.lendable(Pieces::new(data).take(of_data));
+        let data = Pieces::new(data).take(of_data);
         self.ask(|reply| Command::Compare {
             offset,
             expected,
@@ -448,20 +455,6 @@ fn show(content: Content, pieces: &mut Vec<Bytes>) {
             }
         }
     }
-}
-
-/// A piece in memory that is lent, in as many parts as it takes, or the piece itself.
-fn lend(arena: &Arc<Arena>, piece: Bytes) -> Vec<Bytes> {
-    if arena.place_of(&piece).is_some() {
-        return vec![piece];
-    }
-    let parts = piece.chunks(SLOT_BYTES_MAX).map(|part| {
-        let mut slot = arena.take(part.len())?;
-        slot.room().copy_from_slice(part);
-        Some(slot.freeze())
-    });
-    let parts: Option<Vec<Bytes>> = parts.collect();
-    parts.unwrap_or_else(|| vec![piece])
 }
 
 /// The bytes of a write, in the pieces in which they came.

@@ -4,13 +4,10 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::Mutex;
-use trellis_engine::drive::{Compared, Volume, VolumeError};
+use trellis_engine::drive::{Compared, Slot, Volume, VolumeError};
 
 /// Blocks of the engine.
 const BLOCK: u64 = 4096;
-
-/// A long write is copied in pieces of this length at most.
-const PIECE_BYTES_MAX: usize = 256 << 10;
 
 /// A volume whose ranges may begin and end anywhere.
 #[derive(Clone)]
@@ -49,34 +46,6 @@ fn gathered(pieces: &[Bytes]) -> BytesMut {
     all
 }
 
-/// A write is kept in the log of the coordinator for copies that are behind. A piece must not keep the buffer that it
-/// was received into for as long.
-fn owned(data: &[Bytes]) -> Vec<Bytes> {
-    let all = index(length(data));
-    let count = all.div_ceil(PIECE_BYTES_MAX).max(1);
-    // Of the same length, whole blocks each: the engine takes these as they are.
-    let each = all.div_ceil(count).next_multiple_of(index(BLOCK));
-    let mut pieces = Vec::with_capacity(count);
-    let (mut next, mut left) = (BytesMut::new(), all);
-    for mut piece in data.iter().map(|piece| &piece[..]) {
-        while !piece.is_empty() {
-            if next.is_empty() {
-                next.reserve(each.min(left));
-            }
-            let (now, later) = piece.split_at(piece.len().min(each - next.len()));
-            next.extend_from_slice(now);
-            (piece, left) = (later, left - now.len());
-            if next.len() == each {
-                pieces.push(std::mem::take(&mut next).freeze());
-            }
-        }
-    }
-    if !next.is_empty() {
-        pieces.push(next.freeze());
-    }
-    pieces
-}
-
 impl Bytewise {
     /// The volume.
     pub fn new(volume: Volume) -> Bytewise {
@@ -89,6 +58,11 @@ impl Bytewise {
     /// How large it is now.
     pub fn size(&self) -> u64 {
         self.volume.size()
+    }
+
+    /// Memory for the bytes of a long write, if they should come to a certain place.
+    pub fn room(&self, len: usize) -> Option<Slot> {
+        self.volume.room(len)
     }
 
     /// Reads a range.
@@ -105,7 +79,7 @@ impl Bytewise {
     /// Writes a range.
     pub async fn write(&self, offset: u64, data: &[Bytes], fua: bool) -> Answer<()> {
         if is_whole(offset, length(data)) {
-            return self.volume.write(offset, owned(data), fua).await;
+            return self.volume.write(offset, self.volume.keep(data), fua).await;
         }
         self.write_parts(offset, &gathered(data), fua).await
     }
@@ -155,7 +129,7 @@ impl Bytewise {
         fua: bool,
     ) -> Answer<Compared> {
         if is_whole(offset, length(data)) && length(&expected) == length(data) {
-            let data = owned(data);
+            let data = self.volume.keep(data);
             return self
                 .volume
                 .compare_and_write(offset, expected, data, fua)
@@ -203,27 +177,6 @@ mod tests {
         assert_eq!(blocks_of(4095, 1), (0, 4096));
         assert_eq!(blocks_of(8192, 512), (8192, 4096));
         assert!(is_whole(8192, 4096) && !is_whole(512, 4096));
-    }
-
-    // Fails if a copy has other bytes, or pieces that the engine would copy once more.
-    #[test]
-    fn a_copy_has_the_same_bytes_in_pieces_of_whole_blocks() {
-        let bytes = |len: usize| Bytes::from((0..=250u8).cycle().take(len).collect::<Vec<_>>());
-        for lengths in [
-            &[4096][..],
-            &[512; 16],
-            &[266_240],
-            &[8192, 262_144, 1_310_720],
-        ] {
-            let data: Vec<Bytes> = lengths.iter().map(|len| bytes(*len)).collect();
-            let copy = owned(&data);
-            assert_eq!(copy.concat(), data.concat());
-            let whole = |piece: &Bytes| is_whole(0, length(std::slice::from_ref(piece)));
-            assert!(copy.iter().all(whole));
-            let long = |piece: &Bytes| (32 << 10..=PIECE_BYTES_MAX).contains(&piece.len());
-            assert!(copy.len() == 1 || copy.iter().all(long));
-        }
-        assert!(owned(&[]).is_empty());
     }
 
     // Fails if bytes beside those that were written change.

@@ -1,7 +1,10 @@
 //! A replicated volume as a logical unit.
 
+use std::fmt;
+
 use trellis_engine::drive::{self, VolumeError};
 use trellis_iscsi::lun::{Answer, Chunks, Compared, Extent, Identity, Lun, LunError, LunResult};
+use trellis_iscsi::{Memory, Room};
 use uuid::Uuid;
 
 use super::bytewise::Bytewise;
@@ -20,6 +23,31 @@ impl VolumeLun {
     /// The volume with that identity.
     pub fn new(volume: Bytewise, id: Uuid) -> VolumeLun {
         VolumeLun { volume, id }
+    }
+}
+
+/// Where the volume's copies see the data of long writes.
+pub struct VolumeMemory {
+    volume: Bytewise,
+}
+
+impl VolumeMemory {
+    /// That of a volume.
+    pub fn new(volume: Bytewise) -> VolumeMemory {
+        VolumeMemory { volume }
+    }
+}
+
+impl fmt::Debug for VolumeMemory {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("VolumeMemory")
+    }
+}
+
+impl Memory for VolumeMemory {
+    fn take(&self, len: usize) -> Option<Box<dyn Room>> {
+        let slot = self.volume.room(len)?;
+        Some(Box::new(slot))
     }
 }
 

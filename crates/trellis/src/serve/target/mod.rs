@@ -30,7 +30,7 @@ use uuid::Uuid;
 
 use self::bytewise::Bytewise;
 use self::file::VolumeFile;
-use self::lun::VolumeLun;
+use self::lun::{VolumeLun, VolumeMemory};
 use self::status::{held_reason, members, reason, seen, sentence, size_of_quorum};
 use super::message::{Answer, Settings, TargetStatus};
 use super::paths::RunDir;
@@ -265,20 +265,24 @@ impl Target {
     /// Serves the volume by iSCSI, where it was served before if that is free.
     fn serve_by_iscsi(&self, id: Uuid) -> anyhow::Result<Server> {
         let settings = self.settings();
-        let memory = self.run.port();
-        let last = std::fs::read_to_string(&memory)
+        let port_file = self.run.port();
+        let last = std::fs::read_to_string(&port_file)
             .ok()
             .and_then(|text| text.trim().parse().ok());
         let bind = |port: u16| {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            Server::bind(address, ServerConfig::default())
+            let config = ServerConfig {
+                memory: Some(Arc::new(VolumeMemory::new(self.bytes.clone()))),
+                ..ServerConfig::default()
+            };
+            Server::bind(address, config)
         };
         let server = match last.map(bind) {
             Some(Ok(server)) => server,
             _ => bind(0).context("no port can be listened on")?,
         };
         let address = server.local_addr();
-        std::fs::write(&memory, address.port().to_string())?;
+        std::fs::write(&port_file, address.port().to_string())?;
         let access = Access {
             chap: Some(Chap::one_way(&settings.volume, &self.secret()?)?),
             ..Access::default()

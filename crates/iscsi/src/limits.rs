@@ -72,7 +72,9 @@ pub const CONTROL_QUEUE: usize = 256;
 pub const READ_CHUNK_BYTES: usize = 256 * 1024;
 /// From this size on, data that comes in has a buffer of its own. Below it one more system call costs more than the
 /// copying.
-pub const LONG_BYTES_MIN: u32 = 96 * 1024;
+pub const LONG_BYTES_MIN: usize = 96 * 1024;
+/// The same where a volume says where it wants the data: there it would be copied once more.
+pub const LONG_BYTES_MIN_WANTED: usize = 32 * 1024;
 /// From this size on, data that lies in a file in memory is sent from there.
 pub const SPAN_BYTES_MIN: u32 = 32 * 1024;
 /// Slices in one vectored write.

@@ -53,6 +53,11 @@ impl Pool {
         }
     }
 
+    /// Whether a volume has said where it wants the data of long writes.
+    pub fn has_wishes(&self) -> bool {
+        self.memory.is_some()
+    }
+
     fn free(&self) -> std::sync::MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,6 +16,7 @@ mod up;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tokio::runtime::Builder;
 
 use crate::cli::{Cli, Verb};
 use crate::exit::Ended;
@@ -24,10 +25,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     logs(&cli);
     crash::arm();
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match runtime_for(&cli.verb).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("trellis: the asynchronous runtime cannot be started: {error}");
@@ -46,6 +44,17 @@ fn main() -> ExitCode {
                 .map_or(ExitCode::FAILURE, |ended| ExitCode::from(ended.code()))
         }
     }
+}
+
+/// The processes of one volume hand every request from one task to the next: on one thread that is a matter of
+/// nanoseconds, between two of them one wakes the other each time.
+fn runtime_for(verb: &Verb) -> Builder {
+    let mut builder = Builder::new_multi_thread();
+    let of_one_volume = matches!(verb, Verb::ServeReplica(_) | Verb::ServeTarget(_));
+    if of_one_volume && std::env::var_os("TOKIO_WORKER_THREADS").is_none() {
+        builder.worker_threads(1);
+    }
+    builder
 }
 
 /// Quiet unless asked: a service tells of warnings, a verb of nothing but its answer.

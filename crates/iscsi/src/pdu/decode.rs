@@ -8,20 +8,16 @@ use super::header::Generic;
 use super::{HEADER_BYTES, IMMEDIATE};
 use crate::error::Disconnect;
 use crate::limits::{
-    LOGIN_SEGMENT_BYTES_MAX, LONG_BYTES_MIN, READ_CHUNK_BYTES, RECV_SEGMENT_BYTES_MAX,
+    LOGIN_SEGMENT_BYTES_MAX, LONG_BYTES_MIN, LONG_BYTES_MIN_WANTED, READ_CHUNK_BYTES,
+    RECV_SEGMENT_BYTES_MAX,
 };
 use crate::pool::{PIECE_BYTES, Piece, Pool};
 
 const DIGEST_BYTES: usize = 4;
-/// From this size on a data segment has a buffer of its own.
-const LONG_BYTES: usize = {
-    assert!(LONG_BYTES_MIN == 96 << 10 && RECV_SEGMENT_BYTES_MAX == 256 << 10);
-    assert!(
-        PIECE_BYTES == 256 << 10,
-        "a piece holds the largest segment"
-    );
-    96 << 10
-};
+const _: () = assert!(
+    PIECE_BYTES == 256 << 10 && RECV_SEGMENT_BYTES_MAX == 256 << 10,
+    "a piece holds the largest segment"
+);
 
 /// A PDU as it was received. Additional header segments have been read and dropped: we support no
 /// command that needs one.
@@ -129,7 +125,7 @@ impl Decoder {
         }
         if input.len() < layout.end {
             let rest = layout.end - data_start;
-            let long = (LONG_BYTES..=PIECE_BYTES + DIGEST_BYTES).contains(&rest);
+            let long = (self.long_bytes_min()..=PIECE_BYTES + DIGEST_BYTES).contains(&rest);
             if !long || input.len() < data_start {
                 input.reserve(layout.end - input.len());
                 return Ok(None);
@@ -160,6 +156,15 @@ impl Decoder {
             header,
             data: whole.freeze(),
         }))
+    }
+
+    /// From this size on a data segment has a buffer of its own.
+    fn long_bytes_min(&self) -> usize {
+        if self.pool.has_wishes() {
+            LONG_BYTES_MIN_WANTED
+        } else {
+            LONG_BYTES_MIN
+        }
     }
 
     fn layout(&self, header: &[u8; HEADER_BYTES]) -> Result<Layout, Disconnect> {
@@ -278,7 +283,7 @@ mod tests {
             PIECE_BYTES,
             PIECE_BYTES - 3,
             7,
-            LONG_BYTES,
+            LONG_BYTES_MIN,
             200_001,
         ];
         let datas: Vec<Vec<u8>> = lengths

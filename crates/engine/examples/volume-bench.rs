@@ -117,11 +117,7 @@ impl Under {
                 tokio::task::yield_now().await;
                 Ok(())
             }
-            // What a target has received is copied, so that the volume does not keep its buffers.
-            Under::Volume(volume) => {
-                let pieces = volume.keep(std::slice::from_ref(&data));
-                volume.write(at, pieces, false).await
-            }
+            Under::Volume(volume) => volume.write(at, vec![data], false).await,
         }
     }
 

@@ -102,6 +102,26 @@ async fn a_frozen_replica_stops_neither_writes_nor_a_growth() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn replicas_that_are_frozen_in_turns_hold_the_same_bytes_in_the_end() {
+    // Fails if replicas do not see the writes in the memory of the volume, or one that was given up while it looked
+    // at them writes what is there now.
+    let loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;
+    for replica in &loaded.cluster.replicas {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", replica.pid())).unwrap();
+        assert!(maps.contains("memfd:trellis-writes"), "{maps}");
+    }
+    for round in 0..6 {
+        let replica = &loaded.cluster.replicas[round % 3];
+        replica.signal(Signal::STOP);
+        loaded.go_on(600).await;
+        replica.signal(Signal::CONT);
+        until(&loaded.volume, "everything in sync", is_whole).await;
+    }
+    loaded.say("frozen in turns");
+    loaded.end(32 * MIB).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dead_replica_stops_neither_writes_nor_a_growth() {
     // Fails if a growth needs all replicas, or one that comes back keeps its old size.
     let mut loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;

@@ -72,6 +72,10 @@ impl Process {
         kill_process(pid, signal).unwrap();
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     pub(crate) fn child(&mut self) -> &mut Child {
         &mut self.0
     }
@@ -152,6 +156,10 @@ impl Replica {
 
     pub(crate) fn signal(&self, signal: Signal) {
         self.process.as_ref().unwrap().signal(signal);
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.as_ref().unwrap().pid()
     }
 }
 

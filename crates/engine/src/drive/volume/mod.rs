@@ -294,9 +294,8 @@ impl Volume {
         self.shared_memory()?.take(length)
     }
 
-    /// The same bytes in memory that the volume may keep for a while. To be called for the bytes of a write,
-    /// unless they are in memory that nobody else waits for; then they are kept as they are.
-    pub fn keep(&self, data: &[Bytes]) -> Vec<Bytes> {
+    /// The same bytes in memory that the volume may keep for a while.
+    fn keep(&self, data: &[Bytes]) -> Vec<Bytes> {
         keep::keep(self.shared_memory(), data)
     }
 
@@ -317,10 +316,10 @@ impl Volume {
     }
 
     /// Writes whole blocks. Acknowledged when as many replicas as the consistency factor says have
-    /// them; with `fua`, durably.
+    /// them; with `fua`, durably. The bytes are copied, unless they are in memory of [`Volume::room`].
     pub async fn write(&self, offset: u64, data: Vec<Bytes>, fua: bool) -> Answer<()> {
         let length: usize = data.iter().map(Bytes::len).sum();
-        let mut data = Pieces::new(data);
+        let mut data = Pieces::new(self.keep(&data));
         for (offset, length) in requests_of(offset, count(length), REQUEST_BYTES_MAX)? {
             let data = data.take(length);
             self.io(IoOp::Write { offset, data, fua }).await?;
@@ -357,7 +356,7 @@ impl Volume {
         }
         // Checked here, because nothing cuts it.
         let _ = requests_of(offset, of_data, REQUEST_BYTES_MAX)?;
-        let data = Pieces::new(data).take(of_data);
+        let data = Pieces::new(self.keep(&data)).take(of_data);
         self.ask(|reply| Command::Compare {
             offset,
             expected,

@@ -77,11 +77,11 @@ impl Bytewise {
     }
 
     /// Writes a range.
-    pub async fn write(&self, offset: u64, data: &[Bytes], fua: bool) -> Answer<()> {
-        if is_whole(offset, length(data)) {
-            return self.volume.write(offset, self.volume.keep(data), fua).await;
+    pub async fn write(&self, offset: u64, data: Vec<Bytes>, fua: bool) -> Answer<()> {
+        if is_whole(offset, length(&data)) {
+            return self.volume.write(offset, data, fua).await;
         }
-        self.write_parts(offset, &gathered(data), fua).await
+        self.write_parts(offset, &gathered(&data), fua).await
     }
 
     /// Writes a range that begins or ends within a block.
@@ -125,17 +125,16 @@ impl Bytewise {
         &self,
         offset: u64,
         expected: Vec<Bytes>,
-        data: &[Bytes],
+        data: Vec<Bytes>,
         fua: bool,
     ) -> Answer<Compared> {
-        if is_whole(offset, length(data)) && length(&expected) == length(data) {
-            let data = self.volume.keep(data);
+        if is_whole(offset, length(&data)) && length(&expected) == length(&data) {
             return self
                 .volume
                 .compare_and_write(offset, expected, data, fua)
                 .await;
         }
-        let (expected, data) = (gathered(&expected), gathered(data));
+        let (expected, data) = (gathered(&expected), gathered(&data));
         let _alone = self.parts.lock().await;
         loop {
             let (start, old) = self.around(offset, data.len()).await?;

@@ -45,7 +45,7 @@ impl Backing for VolumeFile {
     fn write(&self, offset: u64, data: Bytes, fua: bool, reply: Reply<()>) {
         let volume = self.volume.clone();
         self.runtime.spawn(async move {
-            reply.send(volume.write(offset, &[data], fua).await.map_err(told));
+            reply.send(volume.write(offset, vec![data], fua).await.map_err(told));
         });
     }
 

@@ -100,7 +100,7 @@ impl Lun for VolumeLun {
     }
 
     fn write(&self, offset: u64, data: Chunks, fua: bool) -> Answer<()> {
-        self.later(|volume| async move { volume.write(offset, &data, fua).await })
+        self.later(|volume| async move { volume.write(offset, data, fua).await })
     }
 
     fn zero(&self, offset: u64, len: u64, _deallocate: bool) -> Answer<()> {
@@ -119,9 +119,7 @@ impl Lun for VolumeLun {
         fua: bool,
     ) -> Answer<Compared> {
         self.later(|volume| async move {
-            let compared = volume
-                .compare_and_write(offset, compare, &data, fua)
-                .await?;
+            let compared = volume.compare_and_write(offset, compare, data, fua).await?;
             Ok(match compared {
                 drive::Compared::Written => Compared::Written,
                 drive::Compared::Differs { at } => Compared::Differs { at },

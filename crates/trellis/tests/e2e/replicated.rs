@@ -3,6 +3,7 @@
 mod load;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -52,8 +53,11 @@ fn process(service: &Service, name: &str) -> Pid {
     Pid::from_raw(pid.trim().parse().unwrap()).unwrap()
 }
 
+/// Sends a signal to the process of that name, or to its successor if it has just died.
 fn signal(service: &Service, name: &str, signal: Signal) {
-    kill_process(process(service, name), signal).unwrap();
+    service.wait("a process to signal", |service| {
+        kill_process(process(service, name), signal).ok()
+    });
 }
 
 fn target(service: &Service) -> Value {
@@ -209,13 +213,19 @@ fn the_target_dies_during_a_growth() {
     let service = service();
     let path = mounted(&service);
     let load = Load::start(&path.join("load"));
-    for size in ["768Mi", "1Gi"] {
-        service.trellis(&["grow", "data", size]);
-        signal(&service, "target", Signal::KILL);
+    // At different moments: a growth takes some milliseconds, and so does asking for it.
+    for (size, after_ms) in [("640Mi", 10), ("768Mi", 25), ("896Mi", 40), ("1Gi", 60)] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(after_ms));
+                signal(&service, "target", Signal::KILL);
+            });
+            service.trellis(&["grow", "data", size]);
+        });
         service.wait_size("data", size);
     }
     assert_eq!(filesystem_mib(&path), 1024);
-    load.finish("the target killed during two growths");
+    load.finish("the target killed around four growths");
     end(&service, &path);
 }
 

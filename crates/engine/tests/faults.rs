@@ -117,7 +117,7 @@ async fn replicas_that_are_frozen_in_turns_hold_the_same_bytes_in_the_end() {
         replica.signal(Signal::CONT);
         until(&loaded.volume, "everything in sync", is_whole).await;
     }
-    loaded.say("frozen in turns");
+    loaded.say("frozen in turns, each before the last has caught up");
     loaded.end(32 * MIB).await;
 }
 

@@ -1,13 +1,16 @@
 //! The bytes of a write in memory that the volume may keep: entries stay in the coordinator's log for replicas
 //! that are behind, for much longer than a client should miss the buffer that it received them into.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::PIECE_BYTES_MIN;
 use crate::drive::lent::{Arena, SLOT_BYTES_MAX, Slot};
 use crate::replica::BLOCK;
+
+/// Pieces that are shorter are copied together: an entry costs more than a copy of this.
+const PIECE_BYTES_MIN: usize = 32 << 10;
 
 fn is_whole(piece: &Bytes) -> bool {
     u64::try_from(piece.len()).is_ok_and(|length| length.is_multiple_of(BLOCK.get()))
@@ -32,6 +35,22 @@ pub(super) fn keep(arena: Option<&Arc<Arena>>, data: &[Bytes]) -> Vec<Bytes> {
         }
     }
     kept
+}
+
+/// Takes so many bytes from the front of what is kept.
+pub(super) fn take(kept: &mut VecDeque<Bytes>, length: u64) -> Vec<Bytes> {
+    let mut left = usize::try_from(length).unwrap_or(usize::MAX);
+    let mut taken = Vec::new();
+    while left > 0
+        && let Some(mut piece) = kept.pop_front()
+    {
+        if piece.len() > left {
+            kept.push_front(piece.split_off(left));
+        }
+        left -= piece.len();
+        taken.push(piece);
+    }
+    taken
 }
 
 /// Memory that is being filled.
@@ -147,5 +166,18 @@ mod tests {
         let kept = keep(Some(&arena), &odd);
         assert_eq!(kept.concat(), odd.concat());
         assert!(kept.iter().all(is_whole));
+    }
+
+    #[test]
+    fn a_long_write_is_taken_in_parts_without_another_copy() {
+        // Fails if a part lacks bytes, or is copied again.
+        let whole = bytes(300_000);
+        let mut kept = VecDeque::from([whole.slice(..200_000), whole.slice(200_000..)]);
+        let first = take(&mut kept, 250_000);
+        let second = take(&mut kept, 60_000);
+        assert_eq!(first.concat(), whole[..250_000]);
+        assert_eq!(second.concat(), whole[250_000..]);
+        assert_eq!(second[0].as_ptr(), whole[250_000..].as_ptr());
+        assert!(take(&mut kept, 1).is_empty());
     }
 }

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
@@ -47,9 +47,6 @@ const REQUEST_BYTES_MAX: u64 = 16 << 20;
 
 /// The same for zeros, which weigh nothing on their way.
 const ZERO_BYTES_MAX: u64 = 256 << 20;
-
-/// Pieces of a write that are shorter are copied together: an entry costs more than a copy of this.
-const PIECE_BYTES_MIN: usize = 32 << 10;
 
 /// Zeros to show where a volume has none of its own.
 static ZEROS: LazyLock<Bytes> = LazyLock::new(|| {
@@ -319,9 +316,9 @@ impl Volume {
     /// them; with `fua`, durably. The bytes are copied, unless they are in memory of [`Volume::room`].
     pub async fn write(&self, offset: u64, data: Vec<Bytes>, fua: bool) -> Answer<()> {
         let length: usize = data.iter().map(Bytes::len).sum();
-        let mut data = Pieces::new(self.keep(&data));
+        let mut data = self.keep(&data).into();
         for (offset, length) in requests_of(offset, count(length), REQUEST_BYTES_MAX)? {
-            let data = data.take(length);
+            let data = keep::take(&mut data, length);
             self.io(IoOp::Write { offset, data, fua }).await?;
         }
         Ok(())
@@ -356,7 +353,7 @@ impl Volume {
         }
         // Checked here, because nothing cuts it.
         let _ = requests_of(offset, of_data, REQUEST_BYTES_MAX)?;
-        let data = Pieces::new(self.keep(&data)).take(of_data);
+        let data = self.keep(&data);
         self.ask(|reply| Command::Compare {
             offset,
             expected,
@@ -453,47 +450,5 @@ fn show(content: Content, pieces: &mut Vec<Bytes>) {
                 left -= count(piece);
             }
         }
-    }
-}
-
-/// The bytes of a write, in the pieces in which they came.
-struct Pieces {
-    pieces: std::collections::VecDeque<Bytes>,
-}
-
-impl Pieces {
-    fn new(data: Vec<Bytes>) -> Pieces {
-        Pieces {
-            pieces: data.into_iter().filter(|piece| !piece.is_empty()).collect(),
-        }
-    }
-
-    /// The next bytes, in pieces of whole blocks. They are copied only where they came in pieces that
-    /// are short or not of whole blocks.
-    fn take(&mut self, length: u64) -> Vec<Bytes> {
-        let mut left = usize::try_from(length).unwrap_or(usize::MAX);
-        let mut taken = Vec::new();
-        while left > 0 {
-            let Some(mut piece) = self.pieces.pop_front() else {
-                break;
-            };
-            if piece.len() > left {
-                let rest = piece.split_off(left);
-                self.pieces.push_front(rest);
-            }
-            left -= piece.len();
-            taken.push(piece);
-        }
-        let good = |piece: &Bytes| {
-            piece.len() >= PIECE_BYTES_MIN && count(piece.len()).is_multiple_of(BLOCK.get())
-        };
-        if taken.len() <= 1 || taken.iter().all(good) {
-            return taken;
-        }
-        let mut whole = BytesMut::with_capacity(taken.iter().map(Bytes::len).sum());
-        for piece in taken {
-            whole.extend_from_slice(&piece);
-        }
-        vec![whole.freeze()]
     }
 }

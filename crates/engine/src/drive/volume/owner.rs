@@ -164,6 +164,7 @@ impl Owner {
     pub(super) async fn run(mut self) {
         self.tick = Some(Box::pin(tokio::time::sleep(Duration::ZERO)));
         let end = std::future::poll_fn(|context| self.turn(context)).await;
+        self.peers.end();
         let error = match end {
             Ended::Deposed { by } => {
                 tracing::warn!(

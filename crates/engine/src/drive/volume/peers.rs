@@ -179,6 +179,13 @@ impl Peers {
         }
     }
 
+    /// Ends all connections: the volume has ended.
+    pub(super) fn end(&mut self) {
+        for link in self.peers.values_mut().filter_map(|peer| peer.link.take()) {
+            link.close();
+        }
+    }
+
     /// Sends a message, if the session is still there.
     pub(super) fn send(
         &mut self,

@@ -12,7 +12,8 @@ const BLOCK: u64 = 4096;
 /// A volume whose ranges may begin and end anywhere.
 #[derive(Clone)]
 pub struct Bytewise {
-    volume: Volume,
+    /// Cloned for every request, which one count does more cheaply than a volume's own handles.
+    volume: Arc<Volume>,
     /// Held while a part of a block is written: it is read, changed, and written as a whole. All users of the volume
     /// share it.
     parts: Arc<Mutex<()>>,
@@ -50,7 +51,7 @@ impl Bytewise {
     /// The volume.
     pub fn new(volume: Volume) -> Bytewise {
         Bytewise {
-            volume,
+            volume: Arc::new(volume),
             parts: Arc::default(),
         }
     }

@@ -184,7 +184,8 @@ fn attachments_of(
             .status
             .as_ref()
             .and_then(|status| status.volume.as_deref());
-        attached.is_none_or(|volume| volume == key)
+        // One that waits is for whatever claim has that name, and that of this volume is gone.
+        attached.map_or(claim.is_some(), |volume| volume == key)
     };
     world
         .attachments

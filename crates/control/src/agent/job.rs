@@ -9,6 +9,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
 use crate::claim::copies::wanted;
+use crate::claim::provision::reservations;
 use crate::view::View;
 
 /// The work of one node for one volume.
@@ -62,8 +63,8 @@ pub struct TargetJob {
     pub object: Arc<Target>,
     /// What it shall be, with the addresses that were reported.
     pub place: TargetPlace,
-    /// How many copies the volume shall have.
-    pub copies: usize,
+    /// With how many copies the volume was made, whatever was asked for since.
+    pub first_copies: usize,
 }
 
 /// The work for one replica.
@@ -199,7 +200,7 @@ fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> Replicat
                 members: wanted.unwrap_or_default(),
                 addresses: addresses.collect(),
             },
-            copies: usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX),
+            first_copies: reservations(volume).len(),
         }),
         copies,
     }
@@ -251,8 +252,13 @@ fn replica_job(
     })
 }
 
-/// Whether the target has agreed with the other copies that this one does not count.
+/// Whether the target has agreed with the other copies that this one does not count. Until a volume is known to have
+/// been served, it has a claim on the places of its first copies, and they stay.
 fn is_dispensed_with(view: &View, object: &Replica) -> bool {
+    let status = view.volume.as_ref().and_then(|it| it.status.as_ref());
+    if status.is_none_or(|status| status.capacity.is_none()) {
+        return false;
+    }
     let agreed = view
         .target
         .as_ref()

@@ -40,6 +40,11 @@ pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<
     if !volume.spec.replicated {
         return single(volume);
     }
+    let status = volume.status.as_ref();
+    if status.is_none_or(|status| status.capacity.is_none()) {
+        // It begins with the copies that it was made with; one that was let go of would be made again.
+        return Ok(None);
+    }
     let wanted = usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX);
     let there = staying(view).count();
     if there < wanted {
@@ -157,6 +162,7 @@ mod tests {
                 "capacity": "1Gi", "class": "c", "replicas": replicas, "consistencyFactor": factor,
                 "replicated": true, "claim": { "namespace": "d", "name": "c", "uid": "x" },
             },
+            "status": { "capacity": "1Gi" },
         }))
         .expect("a volume")
     }
@@ -224,6 +230,15 @@ mod tests {
             };
             assert_eq!(place.name, gone);
         }
+    }
+
+    // Fails if a volume that has not been served yet loses one of its first copies, which would be made again.
+    #[test]
+    fn a_volume_begins_with_its_first_copies() {
+        let three = view(&["InSync", "InSync", "InSync"]);
+        let mut volume = volume(1, 1);
+        volume.status = None;
+        assert_eq!(adjust(&three, &volume, &Anywhere), Ok(None));
     }
 
     // Fails if the copies could not reach the factor, or one is kept that nobody asked for.

@@ -9,6 +9,8 @@ use serde_json::json;
 use trellis_api::kinds::{Content, FilesystemKind};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
+use super::targets::Served;
+
 use crate::agent::machine::{
     CopyFound, Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage,
     StageFound, TargetFound, TargetPlace, Use,
@@ -23,17 +25,29 @@ pub struct Model {
 }
 
 #[derive(Default)]
-struct State {
-    replicas: HashMap<String, Copy>,
-    broken: Option<Rung>,
-    mistakes: Vec<String>,
+pub(super) struct State {
+    /// By name. What a target serves is here too, under the name of its volume: it is used in the same way.
+    pub(super) replicas: HashMap<String, Copy>,
+    /// By volume.
+    pub(super) targets: HashMap<String, Served>,
+    pub(super) broken: Option<Rung>,
+    /// The pool whose copies cannot be reached.
+    pub(super) pool_away: Option<PathBuf>,
+    pub(super) mistakes: Vec<String>,
 }
 
-struct Copy {
-    size: Bytes,
+#[derive(Default)]
+pub(super) struct Copy {
+    pub(super) id: String,
+    pub(super) pool: PathBuf,
+    pub(super) size: Bytes,
+    /// It is one of several.
+    is_of_several: bool,
+    /// Its process runs.
+    pub(super) is_served: bool,
     filesystem: Option<Bytes>,
     /// The device's size while it is in use.
-    device: Option<Bytes>,
+    pub(super) device: Option<Bytes>,
     uses: BTreeSet<PathBuf>,
 }
 
@@ -49,14 +63,32 @@ impl Model {
         self.state().broken = rung;
     }
 
+    /// The pool that is away from now on, if any.
+    pub fn lose_pool(&self, pool: Option<PathBuf>) {
+        self.state().pool_away = pool;
+    }
+
     /// What must not have happened and did.
     pub fn mistakes(&self) -> Vec<String> {
         self.state().mistakes.clone()
     }
 
-    /// The true size of a replica.
-    pub fn size(&self, replica: &str) -> Option<Bytes> {
-        self.state().replicas.get(replica).map(|copy| copy.size)
+    /// The true size of a volume: what its target serves, or what its only replica has.
+    pub fn size(&self, volume: &str) -> Option<Bytes> {
+        let state = self.state();
+        let served = state.targets.get(volume).map(Served::size);
+        let alone = || {
+            let first = state.replicas.get(&format!("{volume}-0"));
+            first.filter(|copy| !copy.is_of_several)
+        };
+        served.or_else(|| Some(alone()?.size))
+    }
+
+    /// Whether anything of a volume is left.
+    pub fn has_bytes(&self, volume: &str) -> bool {
+        let state = self.state();
+        let of_volume = |name: &String| name.rsplit_once('-').is_some_and(|(of, _)| of == volume);
+        state.targets.contains_key(volume) || state.replicas.keys().any(of_volume)
     }
 }
 
@@ -71,16 +103,21 @@ fn name_of(backing: &Path) -> String {
         .unwrap_or_default()
 }
 
-fn missing(name: &str) -> Hold {
+pub(super) fn missing(name: &str) -> Hold {
     Hold::new(
         HoldReason::ReplicaUnavailable,
         format!("{name} is not there."),
     )
 }
 
-fn refused(state: &State, rung: Rung) -> Result<(), Hold> {
+pub(super) fn refused(state: &State, rung: Rung) -> Result<(), Hold> {
     let hold = || Hold::new(HoldReason::KernelRefused, format!("The {rung} is broken."));
     (state.broken != Some(rung)).then_some(()).ok_or_else(hold)
+}
+
+fn require_pool(state: &State, place: &ReplicaPlace) -> Result<(), Hold> {
+    let is_there = state.pool_away.as_ref() != Some(&place.pool);
+    is_there.then_some(()).ok_or_else(|| missing(&place.name))
 }
 
 fn found(place: &ReplicaPlace, size: Bytes) -> ReplicaFound {
@@ -127,11 +164,12 @@ impl Machine for Model {
 
     fn make_replica(&self, place: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold> {
         let mut state = self.state();
+        require_pool(&state, place)?;
         let copy = state.replicas.entry(place.name.clone()).or_insert(Copy {
+            id: place.replica_id.clone(),
+            pool: place.pool.clone(),
             size,
-            filesystem: None,
-            device: None,
-            uses: BTreeSet::new(),
+            ..Copy::default()
         });
         Ok(found(place, copy.size))
     }
@@ -160,34 +198,52 @@ impl Machine for Model {
 
     fn remove_replica(&self, place: &ReplicaPlace) -> Result<(), Hold> {
         let mut state = self.state();
-        let used = state
-            .replicas
-            .remove(&place.name)
-            .is_some_and(|copy| copy.device.is_some());
-        if used {
+        require_pool(&state, place)?;
+        let Some(copy) = state.replicas.remove(&place.name) else {
+            return Ok(());
+        };
+        if copy.device.is_some() {
             let mistake = format!("{} was removed while it was in use", place.name);
+            state.mistakes.push(mistake);
+        }
+        if state.targets.values().any(|target| target.counts(&copy.id)) {
+            let mistake = format!("{} was removed while it counted", place.name);
             state.mistakes.push(mistake);
         }
         Ok(())
     }
 
-    fn serve_copy(&self, replica: &ReplicaPlace) -> Result<CopyFound, Hold> {
-        Err(missing(&replica.name))
+    fn serve_copy(&self, place: &ReplicaPlace) -> Result<CopyFound, Hold> {
+        let mut state = self.state();
+        require_pool(&state, place)?;
+        let Some(copy) = state.replicas.get_mut(&place.name) else {
+            return Err(missing(&place.name));
+        };
+        (copy.is_of_several, copy.is_served) = (true, true);
+        Ok(CopyFound {
+            size: copy.size,
+            data: place.pool.join(&place.name),
+            address: format!("unix:/{}", place.name),
+        })
     }
 
-    fn retire_copy(&self, _: &ReplicaPlace) -> Result<(), Hold> {
+    fn retire_copy(&self, place: &ReplicaPlace) -> Result<(), Hold> {
+        if let Some(copy) = self.state().replicas.get_mut(&place.name) {
+            copy.is_served = false;
+        }
         Ok(())
     }
 
     fn serve_target(&self, target: &TargetPlace) -> Result<TargetFound, Hold> {
-        Err(missing(&target.volume))
+        Ok(self.state().serve_target(target))
     }
 
-    fn raise_target(&self, target: &TargetPlace, _: Bytes) -> Result<(), Hold> {
-        Err(missing(&target.volume))
+    fn raise_target(&self, target: &TargetPlace, to: Bytes) -> Result<(), Hold> {
+        self.state().raise_target(target, to)
     }
 
-    fn retire_target(&self, _: &str) -> Result<(), Hold> {
+    fn retire_target(&self, volume: &str) -> Result<(), Hold> {
+        self.state().retire_target(volume);
         Ok(())
     }
 

@@ -7,12 +7,13 @@ use proptest::prelude::*;
 use trellis_api::Rung;
 
 use rules::Rules;
-use simulation::{Simulation, Step, claim_place};
+use simulation::{CLASSES, POOLS, Simulation, Step, claim_place};
 
 mod machine;
 mod rules;
 mod simulation;
 mod store;
+mod targets;
 
 /// How many claims a history has at a time.
 const CLAIMS: usize = 3;
@@ -26,14 +27,17 @@ const ROUNDS_MAX: usize = 40;
 fn user_steps() -> impl Strategy<Value = Step> {
     let claim = 0..CLAIMS;
     prop_oneof![
-        4 => (claim.clone(), 0..4usize, 1..200u64, any::<bool>())
+        4 => (claim.clone(), 0..CLASSES.len(), 1..200u64, any::<bool>())
             .prop_map(|(claim, class, mib, block)| Step::Create { claim, class, mib, block }),
         8 => (claim.clone(), 1..300u64).prop_map(|(claim, mib)| Step::Ask { claim, mib }),
         4 => (claim.clone(), 0..2usize, any::<bool>())
             .prop_map(|(claim, which, read_only)| Step::Attach { claim, which, read_only }),
         3 => (claim.clone(), 0..2usize).prop_map(|(claim, which)| Step::Detach { claim, which }),
         2 => claim.clone().prop_map(|claim| Step::DeleteClaim { claim }),
-        1 => (claim, any::<bool>()).prop_map(|(claim, retain)| Step::Policy { claim, retain }),
+        1 => (claim.clone(), any::<bool>())
+            .prop_map(|(claim, retain)| Step::Policy { claim, retain }),
+        1 => (claim.clone(), 1..4u32).prop_map(|(claim, copies)| Step::Scale { claim, copies }),
+        1 => (claim, 0..3usize).prop_map(|(claim, which)| Step::Replace { claim, which }),
     ]
 }
 
@@ -46,10 +50,11 @@ fn machine_steps() -> impl Strategy<Value = Step> {
         Some(Rung::Filesystem),
     ]);
     prop_oneof![
-        3 => (0..2usize, 50..600u64).prop_map(|(pool, mib)| Step::PoolSize { pool, mib }),
-        2 => (0..2usize, prop::sample::select(vec![50, 100, 150]))
+        3 => (0..POOLS.len(), 50..600u64).prop_map(|(pool, mib)| Step::PoolSize { pool, mib }),
+        2 => (0..POOLS.len(), prop::sample::select(vec![50, 100, 150]))
             .prop_map(|(pool, percent)| Step::Overcommit { pool, percent }),
         2 => rungs.prop_map(|rung| Step::Break { rung }),
+        2 => prop::option::of(0..POOLS.len()).prop_map(|pool| Step::LosePool { pool }),
         1 => Just(Step::Restart),
     ]
 }
@@ -70,17 +75,21 @@ fn controller_steps() -> impl Strategy<Value = Step> {
 fn histories() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![2 => user_steps(), 1 => machine_steps(), 8 => controller_steps()];
     let steps = prop::collection::vec(step, 1..STEPS_MAX);
-    // Half of the histories begin with two bound claims, or they would spend themselves on getting there.
-    (any::<bool>(), steps).prop_map(|(warm, steps)| {
-        let claim = |claim| Step::Create {
+    // Most of the histories begin with two bound claims, or they would spend themselves on getting there.
+    let warm = prop_oneof![
+        Just(None),
+        (0..CLASSES.len(), 0..CLASSES.len()).prop_map(Some)
+    ];
+    (warm, steps).prop_map(|(warm, steps)| {
+        let claim = |claim, class| Step::Create {
             claim,
-            class: claim,
+            class,
             mib: 64,
             block: false,
         };
         let mut history = Vec::new();
-        if warm {
-            history.extend([claim(0), claim(1)]);
+        if let Some((first, second)) = warm {
+            history.extend([claim(0, first), claim(1, second)]);
             history.extend(vec![Step::CatchUp; ROUNDS_TO_BIND]);
         }
         history.extend(steps);
@@ -99,6 +108,10 @@ fn run(history: &[Step]) -> Result<(), String> {
     }
     simulation.settle(ROUNDS_MAX)?;
     rules.check(&simulation)?;
+    // What is at rest without a pool has a reason; what is at rest with all of them has arrived.
+    simulation.step(&Step::LosePool { pool: None })?;
+    simulation.settle(ROUNDS_MAX)?;
+    rules.check(&simulation)?;
     rules.check_at_rest(&simulation)
 }
 
@@ -112,6 +125,56 @@ proptest! {
         if let Err(broken) = run(&history) {
             return Err(TestCaseError::fail(broken));
         }
+    }
+}
+
+fn create(claim: usize, class: &str) -> Step {
+    Step::Create {
+        claim,
+        class: CLASSES.iter().position(|each| *each == class).unwrap(),
+        mib: 64,
+        block: false,
+    }
+}
+
+/// Histories in which a rule was broken once.
+fn broken_once() -> Vec<Vec<Step>> {
+    let rounds = |count| vec![Step::CatchUp; count];
+    let attach = Step::Attach {
+        claim: 1,
+        which: 0,
+        read_only: false,
+    };
+    let lose = |pool| Step::LosePool { pool: Some(pool) };
+    let scale = |copies| Step::Scale { claim: 0, copies };
+    let replace = Step::Replace { claim: 0, which: 0 };
+    let delete = |claim| Step::DeleteClaim { claim };
+    vec![
+        // Copies that were let go of before the volume was known to be served were made again, for ever.
+        [vec![create(0, "three")], rounds(1), vec![scale(1)]].concat(),
+        // With fewer copies asked for, the volume began without one that counted.
+        [vec![lose(0), create(0, "two")], rounds(1), vec![scale(1)]].concat(),
+        // With more copies asked for, it waited for one that nobody made.
+        [vec![create(0, "two")], rounds(1), vec![scale(3)]].concat(),
+        // The room of a copy that would be made again was given away.
+        [vec![create(0, "two")], rounds(2), vec![delete(0), replace]].concat(),
+        // Two volumes had different reasons why the same use had to wait.
+        [
+            vec![create(0, "delete"), create(1, "delete")],
+            rounds(6),
+            vec![delete(1), Step::CatchUp, attach, create(1, "two")],
+            rounds(2),
+            vec![lose(2)],
+        ]
+        .concat(),
+    ]
+}
+
+// Fails if one of these comes back.
+#[test]
+fn what_was_mended_stays_mended() {
+    for history in broken_once() {
+        assert_eq!(run(&history), Ok(()), "{history:?}");
     }
 }
 

@@ -52,7 +52,7 @@ impl Rules {
             let persistent: PersistentVolume = read(persistent);
             let key = persistent.name_any();
             let gone = persistent.metadata.deletion_timestamp.is_some()
-                || simulation.machine.size(&format!("{key}-0")).is_none();
+                || simulation.machine.size(&key).is_none();
             if !gone {
                 let size = persistent_size(&persistent);
                 self.only_grows(simulation, &format!("PV {key}"), &key, size)?;
@@ -73,7 +73,7 @@ impl Rules {
         rule(before <= Some(size), || {
             format!("{who} went down from {before:?} to {size}")
         })?;
-        let measured = simulation.machine.size(&format!("{key}-0"));
+        let measured = simulation.machine.size(key);
         rule(Some(size) <= measured, || {
             format!("{who} reports {size}, measured is {measured:?}")
         })
@@ -169,9 +169,15 @@ fn claim_at_rest(simulation: &Simulation, claim: &PersistentVolumeClaim) -> Resu
     rule(reached || says || hold.is_some(), || {
         format!("{name} is not at {goal:?} and does not say why: {claim:?} {volume:?}")
     })?;
-    rule(!(reached && (says || hold.is_some())), || {
-        format!("{name} is where it should be and complains: {conditions:?} {hold:?}")
-    })?;
+    let lacks_copies = volume.spec.replicated && {
+        let wanted = usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX);
+        let stays = |copy: &&Replica| copy.metadata.deletion_timestamp.is_none();
+        simulation.copies(&key).iter().filter(stays).count() != wanted
+    };
+    rule(
+        !(reached && !lacks_copies && (says || hold.is_some())),
+        || format!("{name} is where it should be and complains: {conditions:?} {hold:?}"),
+    )?;
     if status::progress(claim) == Some("ControllerResizeInfeasible") {
         return Ok(());
     }
@@ -181,29 +187,62 @@ fn claim_at_rest(simulation: &Simulation, claim: &PersistentVolumeClaim) -> Resu
 /// What is reserved is what is wished for.
 fn goals_agree(simulation: &Simulation, volume: &Volume) -> Result<(), String> {
     let key = volume.name_any();
-    let replica = simulation
-        .store
-        .get(&Place::named(Object::Replica, format!("{key}-0")));
     let target = simulation.store.get(&Place::named(Object::Target, &key));
-    let (Some(replica), Some(target)) = (replica, target) else {
+    let copies = simulation.copies(&key);
+    let Some(target) = target.filter(|_| !copies.is_empty()) else {
         return Err(format!("{key} lacks its parts"));
     };
-    let (replica, target): (Replica, Target) = (read(replica), read(target));
-    let goals = [
-        volume.spec.capacity,
-        replica.spec.capacity,
-        target.spec.capacity,
-    ];
+    let target: Target = read(target);
+    let mut goals = vec![volume.spec.capacity, target.spec.capacity];
+    goals.extend(copies.iter().map(|copy| copy.spec.capacity));
     rule(goals.iter().all(|goal| *goal == goals[0]), || {
         format!("the goals of {key} differ: {goals:?}")
+    })?;
+    copies_at_rest(&key, volume, &target, &copies)
+}
+
+/// There are as many copies as are asked for, on pools of their own, and all of them count.
+fn copies_at_rest(
+    key: &str,
+    volume: &Volume,
+    target: &Target,
+    copies: &[Replica],
+) -> Result<(), String> {
+    if !volume.spec.replicated {
+        return Ok(());
+    }
+    let status = volume.status.as_ref();
+    if status.is_some_and(|status| status.hold.is_some()) {
+        return Ok(());
+    }
+    let wanted = usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX);
+    rule(copies.len() == wanted, || {
+        format!("{key} has {} copies and shall have {wanted}", copies.len())
+    })?;
+    let mut pools: Vec<&str> = copies.iter().map(|copy| copy.spec.pool.as_str()).collect();
+    pools.sort_unstable();
+    pools.dedup();
+    rule(pools.len() == copies.len(), || {
+        format!("copies of {key} share a pool: {pools:?}")
+    })?;
+    let members = target
+        .status
+        .as_ref()
+        .and_then(|status| status.members.as_ref());
+    let count = |copy: &Replica| {
+        let id = copy.uid().unwrap_or_default();
+        members.is_some_and(|members| members.replicas.contains(&id))
+    };
+    rule(copies.iter().all(count), || {
+        format!("not all copies of {key} count: {members:?}")
     })
 }
 
 fn reclaimed(simulation: &Simulation, key: &str, bound: bool) -> Result<(), String> {
     let there = |object, name: String| simulation.store.get(&Place::named(object, name)).is_some();
     let volume = there(Object::Volume, key.to_owned());
-    let replica = there(Object::Replica, format!("{key}-0"));
-    let data = simulation.machine.size(&format!("{key}-0")).is_some();
+    let replica = !simulation.copies(key).is_empty();
+    let data = simulation.machine.has_bytes(key);
     let place = Place::named(Object::PersistentVolume, key);
     let Some(persistent) = simulation.store.get(&place) else {
         let target = there(Object::Target, key.to_owned());

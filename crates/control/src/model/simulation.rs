@@ -26,15 +26,15 @@ use crate::cache::Cache;
 use crate::claim::plan::plan;
 use crate::claim::reconcile::{Decided, conclude, decide};
 use crate::claim::rooms::Pools;
-use crate::claim::status;
+use crate::claim::{provision, status};
 use crate::view::{View, now};
 use crate::world::{World, orphan_key, volume_name};
 use crate::write::{Object, Place, Write, Written};
 
 pub const NAMESPACE: &str = "default";
 pub const NODE: &str = "node";
-pub const POOLS: [&str; 2] = ["p0", "p1"];
-pub const CLASSES: [&str; 4] = ["delete", "retain", "waits", "p0-only"];
+pub const POOLS: [&str; 4] = ["p0", "p1", "p2", "p3"];
+pub const CLASSES: [&str; 6] = ["delete", "retain", "waits", "p0-only", "two", "three"];
 
 /// One step of a history.
 #[derive(Clone, Debug)]
@@ -67,6 +67,20 @@ pub enum Step {
     Policy {
         claim: usize,
         retain: bool,
+    },
+    /// A volume of several copies shall have so many.
+    Scale {
+        claim: usize,
+        copies: u32,
+    },
+    /// One of several copies is deleted, to be replaced.
+    Replace {
+        claim: usize,
+        which: usize,
+    },
+    /// Copies on this pool cannot be reached from now on; with none, all can.
+    LosePool {
+        pool: Option<usize>,
     },
     PoolSize {
         pool: usize,
@@ -128,8 +142,7 @@ impl Simulation {
         simulation.add_classes();
         for pool in POOLS {
             let place = Place::named(Object::Pool, pool);
-            let spec =
-                json!({ "node": NODE, "path": format!("/{pool}"), "overcommitPercent": 100 });
+            let spec = json!({ "node": NODE, "path": pool_path(pool), "overcommitPercent": 100 });
             let body = json!({
                 "apiVersion": "trellis.dev/v1alpha1", "kind": "Pool",
                 "metadata": { "name": pool }, "spec": spec,
@@ -155,9 +168,13 @@ impl Simulation {
             // The filesystem that may be the smallest: the pools of the histories are small.
             let filesystem = (FSTYPE_PARAMETER.to_owned(), "ext4".to_owned());
             let mut parameters = BTreeMap::from([filesystem]);
-            if name == "p0-only" {
-                parameters.insert("pools".to_owned(), "p0".to_owned());
-            }
+            let parameter = match name {
+                "p0-only" => Some(("pools", "p0")),
+                "two" => Some(("replicas", "2")),
+                "three" => Some(("replicas", "3")),
+                _ => None,
+            };
+            parameters.extend(parameter.map(|(name, value)| (name.to_owned(), value.to_owned())));
             class.parameters = Some(parameters);
             self.world.classes.apply(watcher::Event::Apply(class));
         }
@@ -186,6 +203,12 @@ impl Simulation {
                 self.store.apply(&Write::Delete(claim_place(*claim)));
             }
             Step::Policy { claim, retain } => self.set_policy(*claim, *retain),
+            Step::Scale { claim, copies } => self.scale(*claim, *copies),
+            Step::Replace { claim, which } => self.replace(*claim, *which),
+            Step::LosePool { pool } => {
+                let path = pool.map(|pool| pool_path(POOLS[pool % POOLS.len()]).into());
+                self.machine.lose_pool(path);
+            }
             Step::PoolSize { pool, mib } => self.set_pool_size(POOLS[*pool % POOLS.len()], *mib),
             Step::Overcommit { pool, percent } => {
                 let place = Place::named(Object::Pool, POOLS[*pool % POOLS.len()]);
@@ -315,6 +338,44 @@ impl Simulation {
         self.store.apply(&Write::Patch(place, body));
     }
 
+    /// The stored volume of a claim, if it is one of several copies.
+    fn replicated(&self, claim: usize) -> Option<Volume> {
+        let stored = self.store.get(&claim_place(claim))?;
+        let name = volume_name(&read(stored))?;
+        let volume: Volume = read(self.store.get(&Place::named(Object::Volume, name))?);
+        volume.spec.replicated.then_some(volume)
+    }
+
+    fn scale(&mut self, claim: usize, copies: u32) {
+        let Some(volume) = self.replicated(claim) else {
+            return;
+        };
+        let factor = copies / 2 + 1;
+        let body = json!({ "spec": { "replicas": copies, "consistencyFactor": factor } });
+        let place = Place::named(Object::Volume, volume.name_any());
+        self.store.apply(&Write::Patch(place, body));
+    }
+
+    fn replace(&mut self, claim: usize, which: usize) {
+        let Some(volume) = self.replicated(claim) else {
+            return;
+        };
+        let copies = self.copies(&volume.name_any());
+        let names: Vec<String> = copies.iter().map(ResourceExt::name_any).collect();
+        if let Some(name) = nth(names.iter(), which) {
+            let place = Place::named(Object::Replica, name);
+            self.store.apply(&Write::Delete(place));
+        }
+    }
+
+    /// The stored replicas of a volume.
+    pub fn copies(&self, volume: &str) -> Vec<Replica> {
+        let all = self.store.all(Object::Replica).into_iter();
+        all.map(read::<Replica>)
+            .filter(|each| each.spec.volume == volume)
+            .collect()
+    }
+
     fn set_pool_size(&mut self, pool: &str, mib: u64) {
         let size = Bytes::mib(mib);
         let capacity =
@@ -392,15 +453,22 @@ impl Simulation {
         Ok(())
     }
 
-    /// What the store holds against each pool: the goals of replicas, and those of volumes whose replica
-    /// is not made yet.
+    /// What the store holds against each pool: the goals of replicas, and those of volumes whose first replicas
+    /// are not made yet.
     pub fn stored_reservations(&self) -> BTreeMap<String, (String, Bytes)> {
         let mut reservations = BTreeMap::new();
         for volume in self.store.all(Object::Volume) {
             let volume: Volume = read(volume);
-            let pool = volume.annotations().get("trellis.dev/pool").cloned();
-            let name = format!("{}-0", volume.name_any());
-            reservations.insert(name, (pool.unwrap_or_default(), volume.spec.capacity));
+            let was_served = || {
+                let status = volume.status.as_ref();
+                status.is_some_and(|status| status.capacity.is_some())
+            };
+            if volume.spec.replicated && was_served() {
+                continue;
+            }
+            for (name, pool) in provision::reservations(&volume) {
+                reservations.insert(name, (pool, volume.spec.capacity));
+            }
         }
         for replica in self.store.all(Object::Replica) {
             let replica: Replica = read(replica);
@@ -480,7 +548,7 @@ impl Simulation {
             online_growth: true,
         };
         let job: Job = job(&view, &node, &|name| self.world.pools.get("", name));
-        if job.replica.is_none() && job.uses.is_empty() && job.endings.is_empty() {
+        if !job.has_work() {
             return;
         }
         if let Some(writes) = missing_finalizers(&job) {
@@ -545,6 +613,10 @@ impl Simulation {
         }
         Ok(())
     }
+}
+
+fn pool_path(pool: &str) -> String {
+    format!("/{pool}")
 }
 
 pub fn claim_place(claim: usize) -> Place {

@@ -44,8 +44,9 @@ pub(super) fn work(
     let was_served = |status: &TargetStatus| status.capacity.is_some();
     let is_new = !target.object.status.as_ref().is_some_and(was_served);
     // A volume begins with all of its copies, so that none of them has to be repaired at once.
-    let found = if is_new && place.addresses.len() < target.copies {
-        Err(incomplete(&place, target.copies))
+    let copies = target.first_copies.max(place.members.replicas.len());
+    let found = if is_new && place.addresses.len() < copies {
+        Err(incomplete(&place, copies))
     } else {
         machine.serve_target(&place)
     };

@@ -203,11 +203,15 @@ impl Follow {
     }
 }
 
-/// Whether a hold may pass without anybody doing anything: a node that restarts comes back.
+/// Whether a hold may pass without anybody doing anything: a node that restarts comes back, and so does a process.
 fn passes(reason: HoldReason) -> bool {
     matches!(
         reason,
-        HoldReason::ReplicaUnavailable | HoldReason::PoolNotReady | HoldReason::ClaimNotBound
+        HoldReason::ReplicaUnavailable
+            | HoldReason::TooFewReplicas
+            | HoldReason::TargetDown
+            | HoldReason::PoolNotReady
+            | HoldReason::ClaimNotBound
     )
 }
 

@@ -70,8 +70,8 @@ fn settle_promises(ledger: &mut Open<'_>, decided: &Decided, written: &[Written]
     let mut woken = Vec::new();
     for (promise, before) in plan.promises.iter().zip(&decided.before) {
         let carries = |write: &Write| match write {
-            Write::Create(place, _) => place.object == Object::Volume,
-            Write::Patch(place, _) => {
+            Write::Create(place, _) if place.object == Object::Volume => true,
+            Write::Create(place, _) | Write::Patch(place, _) => {
                 place.object == Object::Replica && place.name == promise.replica
             }
             Write::PatchStatus(..) | Write::Delete(_) => false,
@@ -79,7 +79,7 @@ fn settle_promises(ledger: &mut Open<'_>, decided: &Decided, written: &[Written]
         let mut writes = plan.writes.iter().zip(written);
         let carrier = writes.rfind(|(write, _)| carries(write));
         let size = match carrier {
-            // The volume exists already, and its own event tells what it reserves.
+            // The object exists already, and its own event tells what it reserves.
             Some((Write::Create(..), Written::Outdated)) | Some((_, Written::Stored)) => {
                 promise.size
             }

@@ -158,6 +158,37 @@ fn broken_once() -> Vec<Vec<Step>> {
         [vec![create(0, "two")], rounds(1), vec![scale(3)]].concat(),
         // The room of a copy that would be made again was given away.
         [vec![create(0, "two")], rounds(2), vec![delete(0), replace]].concat(),
+        // The room of a copy that was added was given away before the copy was seen.
+        [
+            vec![create(0, "delete"), create(1, "three")],
+            rounds(6),
+            vec![
+                Step::Ask { claim: 1, mib: 163 },
+                Step::Ask { claim: 0, mib: 146 },
+                Step::PoolSize { pool: 0, mib: 50 },
+                Step::CatchUp,
+                Step::PoolSize { pool: 2, mib: 50 },
+                Step::Overcommit {
+                    pool: 3,
+                    percent: 50,
+                },
+                Step::Replace { claim: 1, which: 0 },
+                Step::Create {
+                    claim: 2,
+                    class: 0,
+                    mib: 81,
+                    block: false,
+                },
+                Step::PoolSize { pool: 1, mib: 163 },
+            ],
+            rounds(2),
+            vec![
+                Step::Plan { volume: 2 },
+                Step::Write { volume: 0, lost: 0 },
+                Step::Plan { volume: 0 },
+            ],
+        ]
+        .concat(),
         // Two volumes had different reasons why the same use had to wait.
         [
             vec![create(0, "delete"), create(1, "delete")],

@@ -407,6 +407,10 @@ fn lost_claim(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Opt
         hold.filter(|_| each.usage.established).cloned()
     };
     let hold = outcome.uses.iter().find_map(lost)?;
+    if provision::goal(status::requested(claim)?).ok()? > job.goal {
+        // What is asked for now is the planner's to report on.
+        return None;
+    }
     let body = status::node_held(claim, job.goal, &hold, now);
     let waits = status::reported(claim).is_some_and(|size| size < job.goal);
     if !waits || !status::changes(claim, &body) {

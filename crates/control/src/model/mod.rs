@@ -189,6 +189,29 @@ fn broken_once() -> Vec<Vec<Step>> {
             ],
         ]
         .concat(),
+        // Planner and agent told of two different growths of the same claim, in turns.
+        [
+            vec![create(0, "three"), create(1, "delete")],
+            rounds(6),
+            vec![
+                lose(1),
+                Step::Ask { claim: 0, mib: 65 },
+                Step::CatchUp,
+                Step::Ask { claim: 0, mib: 201 },
+                Step::Overcommit {
+                    pool: 0,
+                    percent: 50,
+                },
+                Step::Attach {
+                    claim: 0,
+                    which: 0,
+                    read_only: false,
+                },
+            ],
+            rounds(2),
+            vec![lose(0)],
+        ]
+        .concat(),
         // Two volumes had different reasons why the same use had to wait.
         [
             vec![create(0, "delete"), create(1, "delete")],

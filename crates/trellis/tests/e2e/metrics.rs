@@ -97,7 +97,12 @@ fn a_growth_shows_in_every_metric() {
     service.claim("data", "", "320Mi");
     let path = service.mount("data");
 
-    let before = scraped(&service);
+    // The service hears of the mount as everybody else does, perhaps a moment after us.
+    let before = service.wait("the mount is seen", |service| {
+        let scrape = scraped(service);
+        let seen = scrape.family("kubelet_volume_stats_capacity_bytes");
+        (!seen.is_empty()).then_some(scrape)
+    });
     assert_usage_is_the_kernels(&before, &path);
     assert_ladder(&before, 320, filesystem_mib(&path));
     assert_eq!(result(&before, "Succeeded", ""), 0.0);

@@ -289,13 +289,7 @@ impl World {
         self.growths.note_volume(change);
         let either = change.new.as_ref().or(change.old.as_ref());
         let Some(volume) = either else { return };
-        let was_served = || {
-            volume
-                .status
-                .as_ref()
-                .is_some_and(|status| status.capacity.is_some())
-        };
-        if change.new.is_some() && volume.spec.replicated && was_served() {
+        if change.new.is_some() && volume.spec.replicated && provision::was_served(volume) {
             // Its copies are stored, and may be others by now than the first ones.
             return;
         }

@@ -9,7 +9,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
 use crate::claim::copies::wanted;
-use crate::claim::provision::reservations;
+use crate::claim::provision::{reservations, was_served};
 use crate::view::View;
 
 /// The work of one node for one volume.
@@ -255,8 +255,7 @@ fn replica_job(
 /// Whether the target has agreed with the other copies that this one does not count. Until a volume is known to have
 /// been served, it has a claim on the places of its first copies, and they stay.
 fn is_dispensed_with(view: &View, object: &Replica) -> bool {
-    let status = view.volume.as_ref().and_then(|it| it.status.as_ref());
-    if status.is_none_or(|status| status.capacity.is_none()) {
+    if !view.volume.as_deref().is_some_and(was_served) {
         return false;
     }
     let agreed = view

@@ -10,7 +10,7 @@ use trellis_api::{Hold, HoldReason};
 
 use super::class::Class;
 use super::plan::{PlaceOfCopy, Plan, Promise, Rooms};
-use super::provision::{make_replica, replica_name};
+use super::provision::{make_replica, replica_name, was_served};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
@@ -40,8 +40,7 @@ pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<
     if !volume.spec.replicated {
         return single(volume);
     }
-    let status = volume.status.as_ref();
-    if status.is_none_or(|status| status.capacity.is_none()) {
+    if !was_served(volume) {
         // It begins with the copies that it was made with; one that was let go of would be made again.
         return Ok(None);
     }

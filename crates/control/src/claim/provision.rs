@@ -293,6 +293,12 @@ pub fn complete(view: &View, claim: &PersistentVolumeClaim, volume: &Volume) -> 
     say_bound(view, claim, served)
 }
 
+/// Whether a volume is known to have been served. Until then it has a claim on the places of its first copies.
+pub fn was_served(volume: &Volume) -> bool {
+    let status = volume.status.as_ref();
+    status.is_some_and(|status| status.capacity.is_some())
+}
+
 fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
     let owner = volume.controller_owner_ref(&())?;
     let places = first_places(volume);
@@ -313,11 +319,7 @@ fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
             json!(target),
         ));
     }
-    let was_served = volume
-        .status
-        .as_ref()
-        .is_some_and(|status| status.capacity.is_some());
-    if was_served {
+    if was_served(volume) {
         // A volume that was once served had its copies. Another, empty one in their place would be a loss
         // that looks like a volume.
         if view.replicas.is_empty() {

@@ -459,11 +459,7 @@ impl Simulation {
         let mut reservations = BTreeMap::new();
         for volume in self.store.all(Object::Volume) {
             let volume: Volume = read(volume);
-            let was_served = || {
-                let status = volume.status.as_ref();
-                status.is_some_and(|status| status.capacity.is_some())
-            };
-            if volume.spec.replicated && was_served() {
+            if volume.spec.replicated && provision::was_served(&volume) {
                 continue;
             }
             for (name, pool) in provision::reservations(&volume) {

@@ -28,6 +28,8 @@ use trellis_node::{Error, volume};
 
 /// Where a server process finds the socket over which it is told what to do.
 const SOCKET: &str = "TRELLIS_TEST_FUSE_SOCKET";
+/// Set for a server that answers at once, and so spends its time taking requests.
+const PROMPT: &str = "TRELLIS_TEST_FUSE_PROMPT";
 /// How long the volume takes for everything, so that there always is something under way.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -67,7 +69,10 @@ fn serve_if_asked() {
     let place = socket.parent().unwrap();
     let (mount_point, data) = (place.join("at"), place.join("data"));
     let stream = UnixStream::connect(socket).unwrap();
-    let backing: Arc<dyn Backing> = FileBacking::slow(&data, PAUSE);
+    let backing: Arc<dyn Backing> = match std::env::var_os(PROMPT) {
+        Some(_) => FileBacking::prompt(&data),
+        None => FileBacking::slow(&data, PAUSE),
+    };
     let options = Options::default();
     let server = match Kept::receive(&stream) {
         Some(Kept { fuse, negotiated }) => {
@@ -88,10 +93,21 @@ fn serve_if_asked() {
 
 /// Starts a server process: one that mounts, or one that goes on with what was kept.
 fn start(place: &Place, test: &str, kept: Option<&Kept>) -> (Process, UnixStream, Kept) {
+    start_with(place, test, kept, &[])
+}
+
+fn start_with(
+    place: &Place,
+    test: &str,
+    kept: Option<&Kept>,
+    environment: &[(&str, &str)],
+) -> (Process, UnixStream, Kept) {
     let path = place.path("socket");
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
-    let process = Process::of_this_test(test, &[(SOCKET, path.to_str().unwrap())]);
+    let mut environment = environment.to_vec();
+    environment.push((SOCKET, path.to_str().unwrap()));
+    let process = Process::of_this_test(test, &environment);
     let (stream, _) = listener.accept().unwrap();
     match kept {
         Some(kept) => kept.send(&stream),
@@ -212,6 +228,50 @@ fn a_successor_goes_on_where_a_killed_server_stopped() {
     writers.go_on(100);
     writers.verify(&place.data());
     assert!(volume::detach(&place.file()).unwrap());
+}
+
+#[test]
+fn a_server_that_is_killed_while_it_takes_a_write_fails_nobody() {
+    // Fails if a write gets EIO because the server was killed when the kernel was copying it into memory that the
+    // server had not touched before, or a read because of the same in the other direction.
+    serve_if_asked();
+    const WRITE_BYTES: usize = 1 << 20;
+    const KILLS: u32 = 48;
+    let place = Place::new(Bytes::mib(16));
+    let test = "a_server_that_is_killed_while_it_takes_a_write_fails_nobody";
+    let prompt = [(PROMPT, "1")];
+    let (mut server, mut stream, mut kept) = start_with(&place, test, None, &prompt);
+    if !kept.negotiated.can_resend() {
+        println!("this kernel cannot deliver requests again (before Linux 6.9)");
+        return;
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..2)
+        .map(|writer| {
+            let (stop, file) = (Arc::clone(&stop), open_direct(&place.file()));
+            thread::spawn(move || {
+                let mut room = Aligned::new(WRITE_BYTES);
+                room.bytes().fill(7);
+                let mut writes = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    file.write_all_at(room.bytes(), writer << 20).unwrap();
+                    file.read_exact_at(room.bytes(), writer << 20).unwrap();
+                    writes += 1;
+                }
+                writes
+            })
+        })
+        .collect();
+    for kill in 0..KILLS {
+        thread::sleep(Duration::from_micros(127 * u64::from(kill)));
+        server.0.kill().unwrap();
+        server.0.wait().unwrap();
+        drop(stream);
+        (server, stream, kept) = start_with(&place, test, Some(&kept), &prompt);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let writes: u32 = writers.into_iter().map(|each| each.join().unwrap()).sum();
+    assert!(writes > 0, "nothing was written between {KILLS} deaths");
 }
 
 #[test]

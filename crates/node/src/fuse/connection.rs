@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::abi::{self, InvalInodeOut, OutHeader, StoreOut};
+use super::buffer::RequestBuffer;
 use super::reply::{Job, Pending};
 use super::request::{self, Ask, Node};
 use super::tree::{self, Shown};
@@ -19,7 +20,7 @@ use super::{Backing, Negotiated, REQUEST_BYTES_MAX};
 use crate::sys::fuse as device;
 
 /// The kernel's unit of `max_pages`, and what a write's data is aligned to in memory.
-const PAGE_BYTES: usize = 4096;
+pub(super) const PAGE_BYTES: usize = 4096;
 /// How many requests of data the kernel may have under way. A loop device has 128.
 const BACKGROUND_MAX: u16 = 512;
 /// The most pieces of one answer, below the kernel's 1024 of one call; more are put together.
@@ -57,9 +58,10 @@ impl Connection {
     }
 
     /// Does what is asked in `buffer`, which holds one request.
-    pub(super) fn handle(self: &Arc<Self>, buffer: &mut BytesMut) {
-        let Some(request) = request::parse(buffer) else {
-            tracing::error!(len = buffer.len(), "a request without a header");
+    pub(super) fn handle(self: &Arc<Self>, buffer: &mut RequestBuffer) {
+        let Some(request) = request::parse(buffer.request()) else {
+            let len = buffer.request().len();
+            tracing::error!(len, "a request without a header");
             return;
         };
         match request.ask {
@@ -68,7 +70,7 @@ impl Connection {
         }
     }
 
-    fn obey(self: &Arc<Self>, unique: u64, ask: Ask, buffer: &mut BytesMut) {
+    fn obey(self: &Arc<Self>, unique: u64, ask: Ask, buffer: &mut RequestBuffer) {
         match ask {
             Ask::Read { offset, len } => {
                 let len = u32::try_from(self.within(offset, u64::from(len))).unwrap_or(len);
@@ -82,7 +84,7 @@ impl Connection {
                 data,
                 durable,
             } => {
-                let data = buffer.split().freeze().slice(data);
+                let data = buffer.take().slice(data);
                 self.ask_to_write(unique, offset, data, durable);
             }
             Ask::Zero {
@@ -319,12 +321,12 @@ impl Connection {
 
     /// Waits for the first request, which says what the kernel can, and answers it.
     pub(super) fn first_request(&self, limit: Duration) -> rustix::io::Result<Negotiated> {
-        let mut buffer = RequestBuffer::new();
+        let mut buffer = RequestBuffer::new()?;
         if !device::readable(self.device.as_fd(), limit)? {
             return Err(Errno::TIMEDOUT);
         }
         buffer.read(&self.device)?;
-        let request = request::parse(&buffer.bytes).ok_or(Errno::PROTO)?;
+        let request = request::parse(buffer.request()).ok_or(Errno::PROTO)?;
         let Ask::Init {
             major,
             minor,
@@ -364,41 +366,4 @@ fn negotiate(major: u32, minor: u32, flags: u64) -> Result<Negotiated, Errno> {
         minor: minor.min(abi::MINOR),
         flags: flags & WANTED,
     })
-}
-
-/// Where requests are read into. A write's data is handed out as a part of it; the room behind is used for
-/// the next requests, and the whole again when nobody has a part of it any more.
-pub(super) struct RequestBuffer {
-    pub(super) bytes: BytesMut,
-}
-
-/// What a write's data begins behind.
-const WRITE_HEAD_BYTES: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
-const DATA_BYTES_MAX: usize = 1 << 20;
-const _: () = assert!(DATA_BYTES_MAX == 1 << REQUEST_BYTES_MAX.trailing_zeros());
-/// The largest request, and the alignment before it.
-const ROOM_BYTES: usize = PAGE_BYTES + WRITE_HEAD_BYTES + DATA_BYTES_MAX;
-/// One allocation serves many small writes.
-const BUFFER_BYTES: usize = 4 * ROOM_BYTES;
-
-impl RequestBuffer {
-    pub(super) fn new() -> Self {
-        RequestBuffer {
-            bytes: BytesMut::with_capacity(BUFFER_BYTES),
-        }
-    }
-
-    /// Reads one request.
-    pub(super) fn read(&mut self, device: impl AsFd) -> rustix::io::Result<()> {
-        self.bytes.clear();
-        if self.bytes.capacity() < ROOM_BYTES && !self.bytes.try_reclaim(BUFFER_BYTES) {
-            self.bytes = BytesMut::with_capacity(BUFFER_BYTES);
-        }
-        // So that the data of a write lies on a page's boundary, as direct I/O further down likes it.
-        let at = self.bytes.as_ptr().addr() + WRITE_HEAD_BYTES;
-        let skip = at.next_multiple_of(PAGE_BYTES) - at;
-        self.bytes.resize(skip, 0);
-        bytes::Buf::advance(&mut self.bytes, skip);
-        device::read_request(device, &mut self.bytes)
-    }
 }

@@ -49,6 +49,7 @@
 //! Invariant: every request that was taken is answered once, also if the backing loses the [`Reply`].
 
 mod abi;
+mod buffer;
 mod connection;
 mod dismantle;
 mod reply;

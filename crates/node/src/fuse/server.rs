@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::connection::{Connection, RequestBuffer};
+use super::buffer::RequestBuffer;
+use super::connection::Connection;
 use super::dismantle;
 use super::{Backing, Negotiated, Options, REQUEST_BYTES_MAX, VOLUME_NAME};
 use crate::error::{Context, Error, PathProblem, Result};
@@ -20,6 +21,8 @@ use crate::sys::fuse as device;
 const FIRST_REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 /// The pause between two looks whether everything is answered.
 const IDLE_PAUSE: Duration = Duration::from_millis(1);
+/// The pause before memory is asked for again that was not there.
+const MEMORY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A volume that is mounted as a file, and served. Dropping it unmounts it, if nobody uses it; who wants to
 /// leave the mount to a successor calls [`Server::leave`].
@@ -223,10 +226,15 @@ fn serve(connection: &Arc<Connection>, stop: &Stop) {
         Ok(waiter) => waiter,
         Err(errno) => return tracing::error!(%errno, "a reader cannot wait for requests"),
     };
-    let mut buffer = RequestBuffer::new();
+    let mut buffer = loop {
+        match RequestBuffer::new() {
+            Ok(buffer) => break buffer,
+            Err(errno) => wait_for_memory(errno),
+        }
+    };
     while !stop.asked.load(Ordering::Acquire) {
         match buffer.read(&connection.device) {
-            Ok(()) => connection.handle(&mut buffer.bytes),
+            Ok(()) => connection.handle(&mut buffer),
             Err(Errno::AGAIN) => {
                 if let Err(errno) = waiter.wait() {
                     return tracing::error!(%errno, "a reader cannot wait for requests");
@@ -235,9 +243,16 @@ fn serve(connection: &Arc<Connection>, stop: &Stop) {
             // The request was taken back while it was being read.
             Err(Errno::INTR | Errno::NOENT) => {}
             Err(Errno::NODEV) => return connection.set_ended(),
+            Err(errno @ Errno::NOMEM) => wait_for_memory(errno),
             Err(errno) => return tracing::error!(%errno, "a reader cannot read requests"),
         }
     }
+}
+
+/// Whoever waits for an answer would wait for ever if a reader gave up.
+fn wait_for_memory(errno: Errno) {
+    tracing::warn!(%errno, "a reader waits for memory");
+    thread::sleep(MEMORY_PAUSE);
 }
 
 /// The directory at `path`, by its real path: what is mounted over it can hide nothing.

@@ -1,12 +1,9 @@
 //! `/dev/fuse`: opening, mounting, waiting for and reading requests.
 
-#![allow(unsafe_code)]
-
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use bytes::BytesMut;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -66,14 +63,9 @@ pub fn unmount(directory: &Path) -> Result<()> {
     rustix::mount::unmount(directory, UnmountFlags::NOFOLLOW)
 }
 
-/// Reads one request behind what is in `buffer`, into the room that it has.
-pub fn read_request(fuse: impl AsFd, buffer: &mut BytesMut) -> Result<()> {
-    let before = buffer.len();
-    let (read, _) = rustix::io::read(fuse, buffer.spare_capacity_mut())?;
-    let len = before + read.len();
-    // SAFETY: the kernel has just written that many bytes behind the old length, inside of the capacity.
-    unsafe { buffer.set_len(len) };
-    Ok(())
+/// Reads one request; answers how long it is.
+pub fn read_request(fuse: impl AsFd, into: &mut [u8]) -> Result<usize> {
+    rustix::io::read(fuse, into)
 }
 
 /// Waits until there is a request; answers whether there is one.

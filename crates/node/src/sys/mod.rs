@@ -12,3 +12,4 @@ pub mod fuse;
 pub mod loopdev;
 pub mod mount;
 pub mod mountinfo;
+pub mod resident;

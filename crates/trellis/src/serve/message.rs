@@ -50,6 +50,8 @@ pub enum Request {
     Keep,
     /// To go on with a FUSE connection, which comes with the message.
     Resume(Negotiated),
+    /// To show the file anew: nothing is left of a predecessor's.
+    Anew,
     /// To say a byte whenever the status has changed, from now on.
     Watch,
     /// To take the file away and to end.

@@ -57,6 +57,7 @@ impl RunDir {
         let path = |kind: &str| self.0.join(format!("{name}.{kind}"));
         ProcessPaths {
             socket: path("sock"),
+            deaf_socket: path("new"),
             lock: path("lock"),
             log: path("log"),
         }
@@ -68,6 +69,8 @@ impl RunDir {
 pub struct ProcessPaths {
     /// Where it listens.
     pub socket: PathBuf,
+    /// The socket until it listens: whoever sees it by its real name can connect.
+    pub deaf_socket: PathBuf,
     /// Locked as long as it lives; holds its pid.
     pub lock: PathBuf,
     /// What it says.

@@ -20,6 +20,8 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 const LOG_TAIL_BYTES: u64 = 600;
 /// How often it is looked whether a process has come up or gone.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// For how long a look at a lock may seem to be a process that holds it.
+const LOOK_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// The lock that a process holds as long as it lives.
 pub struct Life {
@@ -30,10 +32,17 @@ impl Life {
     /// Takes the lock for this process; none if another one has it.
     pub fn begin(path: &Path) -> std::io::Result<Option<Life>> {
         let mut lock = open_lock(path)?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            Err(errno) => return Err(errno.into()),
+        let deadline = Instant::now() + LOOK_TIME_MAX;
+        loop {
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                // Or somebody is just looking whether there is one.
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            }
         }
         lock.set_len(0)?;
         lock.write_all(std::process::id().to_string().as_bytes())?;

@@ -3,7 +3,7 @@
 mod load;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -48,9 +48,28 @@ fn run_dir(service: &Service) -> PathBuf {
 
 /// The process of that name of the claim's volume.
 fn process(service: &Service, name: &str) -> Pid {
+    service.wait("a process has said its number", |service| {
+        number(service, name)
+    })
+}
+
+/// The number of the process of that name. At its start there is none for a moment.
+fn number(service: &Service, name: &str) -> Option<Pid> {
     let lock = run_dir(service).join(format!("{name}.lock"));
-    let pid = std::fs::read_to_string(lock).unwrap();
-    Pid::from_raw(pid.trim().parse().unwrap()).unwrap()
+    let text = std::fs::read_to_string(lock).unwrap();
+    Pid::from_raw(text.trim().parse().ok()?)
+}
+
+/// The target that comes after another one, as soon as it has begun.
+fn successor(service: &Service, of: Pid) -> Pid {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match number(service, "target") {
+            Some(next) if next != of => return next,
+            _ => assert!(Instant::now() < deadline, "the target is not replaced"),
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
 }
 
 /// Sends a signal to the process of that name, or to its successor if it has just died.
@@ -226,6 +245,26 @@ fn the_target_dies_during_a_growth() {
     }
     assert_eq!(filesystem_mib(&path), 1024);
     load.finish("the target killed around four growths");
+    end(&service, &path);
+}
+
+// Fails if a target that dies while it is being started, or while it gets the file of the one before it, is not
+// replaced, or the next one does not get the file.
+#[test]
+fn the_target_dies_at_its_start_again_and_again() {
+    let service = service();
+    let path = mounted(&service);
+    let load = Load::start(&path.join("load"));
+    let mut last = process(&service, "target");
+    kill_process(last, Signal::KILL).unwrap();
+    for after_ms in [0, 1, 3, 6, 10, 15] {
+        last = successor(&service, last);
+        std::thread::sleep(Duration::from_millis(after_ms));
+        kill_process(last, Signal::KILL).unwrap();
+    }
+    service.trellis(&["grow", "data", "768Mi", "--wait"]);
+    assert_eq!(filesystem_mib(&path), 768);
+    load.finish("the target killed at its start, six times");
     end(&service, &path);
 }
 

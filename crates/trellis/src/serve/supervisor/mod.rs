@@ -24,6 +24,9 @@ const START_TIME_MAX: Duration = Duration::from_secs(15);
 const END_TIME_MAX: Duration = Duration::from_secs(5);
 /// The time from one start of a process to the next, at least.
 const YOUNG: Duration = Duration::from_secs(1);
+/// The pause before a process that did not start is started again, which doubles each time.
+const REVIVAL_PAUSE_MIN: Duration = Duration::from_millis(50);
+const REVIVAL_PAUSE_MAX: Duration = Duration::from_secs(30);
 const TARGET: &str = "target";
 const CHANGES: &str = "changes";
 
@@ -104,23 +107,29 @@ impl Supervisor {
     }
 
     /// Starts a process again that has ended, unless it was meant to. One that has just been started is given a
-    /// pause first.
+    /// pause first. It is tried until it is done: passes over the volume, which would try too, may all be waiting for
+    /// this process.
     fn revive(&self, volume: &str, name: &str) {
         let key = (volume.to_owned(), name.to_owned());
-        let found = {
+        let started = || {
             let wanted = lock(&self.wanted);
             wanted.get(&key).map(|entry| entry.started)
         };
-        let Some(started) = found else { return };
-        if let Some(rest) = started.and_then(|at| YOUNG.checked_sub(at.elapsed())) {
-            std::thread::sleep(rest);
-        }
-        if let Err(hold) = self.ensure(volume, name) {
+        let mut pause = REVIVAL_PAUSE_MIN;
+        while let Some(started) = started() {
+            if let Some(rest) = started.and_then(|at| YOUNG.checked_sub(at.elapsed())) {
+                std::thread::sleep(rest);
+            }
+            let Err(hold) = self.ensure(volume, name) else {
+                return;
+            };
             tracing::warn!(volume, name, "{}", hold.message);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(REVIVAL_PAUSE_MAX);
         }
     }
 
-    /// Has a wanted process run.
+    /// Has a wanted process run, and a target go on with the file of the one before.
     fn ensure(&self, volume: &str, name: &str) -> Result<(), Hold> {
         let turn = lock(&self.turns)
             .entry(volume.to_owned())
@@ -135,7 +144,7 @@ impl Supervisor {
         let run = self.run_dir(volume)?;
         let paths = run.process(name);
         if self.is_living(volume, name, &paths)? {
-            return Ok(());
+            return self.ensure_file(volume, &wanted, &paths);
         }
         let started = lock(&self.wanted).get(&key).and_then(|entry| entry.started);
         if started.is_some_and(|at| at.elapsed() < YOUNG) {
@@ -150,13 +159,14 @@ impl Supervisor {
         if let Some(entry) = lock(&self.wanted).get_mut(&key) {
             entry.started = Some(Instant::now());
         }
-        match wanted {
+        match &wanted {
             Wanted::Copy(arguments) => {
                 let arguments: Vec<&OsStr> = arguments.iter().map(OsString::as_os_str).collect();
-                self.start(volume, name, &paths, &arguments)
+                self.start(volume, name, &paths, &arguments)?;
             }
-            Wanted::Target(settings) => self.start_target(&run, &paths, &settings),
+            Wanted::Target(settings) => self.start_target(&run, &paths, settings)?,
         }
+        self.ensure_file(volume, &wanted, &paths)
     }
 
     fn want(&self, volume: &str, name: &str, wanted: Wanted) {
@@ -275,7 +285,12 @@ impl Supervisor {
         if !is_up {
             return Err(failed(&last_words(&paths.log)));
         }
-        self.is_living(volume, name, paths).map(drop)
+        // It may have ended since, and then nobody watches it.
+        if self.is_living(volume, name, paths)? {
+            Ok(())
+        } else {
+            Err(failed(&last_words(&paths.log)))
+        }
     }
 
     fn end(&self, paths: &ProcessPaths) -> Result<(), Hold> {

@@ -77,7 +77,7 @@ impl Supervisor {
         self.wish(&paths, &configure, ANSWER_TIME_MAX)?;
         let status = self.ready(&paths)?;
         self.follow(&place.volume, &paths);
-        if status.file && !lock(&self.kept).contains_key(&place.volume) {
+        if status.file {
             self.keep(&place.volume, &paths)?;
         }
         self.found(&run, settings, status)
@@ -106,9 +106,10 @@ impl Supervisor {
             let _ = std::fs::remove_dir(&place);
         }
         let others = [run.target_settings(), run.port(), run.secret()];
-        for file in others
-            .iter()
-            .chain([&paths.socket, &paths.lock, &paths.log])
+        for file in
+            others
+                .iter()
+                .chain([&paths.socket, &paths.deaf_socket, &paths.lock, &paths.log])
         {
             let _ = std::fs::remove_file(file);
         }
@@ -133,39 +134,44 @@ impl Supervisor {
             OsStr::new("--run"),
             run.path().as_os_str(),
         ];
-        let resumes = lock(&self.kept).contains_key(&settings.volume);
-        if resumes {
+        if lock(&self.kept).contains_key(&settings.volume) {
             arguments.push(OsStr::new("--resume"));
         }
-        self.start(&settings.volume, TARGET, paths, &arguments)?;
-        if !resumes {
+        self.start(&settings.volume, TARGET, paths, &arguments)
+    }
+
+    /// Gives a target without a file what the agent has kept of the last one. To do it again changes nothing.
+    pub(super) fn ensure_file(
+        &self,
+        volume: &str,
+        wanted: &Wanted,
+        paths: &ProcessPaths,
+    ) -> Result<(), Hold> {
+        let is_target = matches!(wanted, Wanted::Target(_));
+        if !is_target || status(&paths.socket)?.file {
             return Ok(());
         }
-        let kept = lock(&self.kept);
-        let Some(kept) = kept.get(&settings.volume) else {
-            return Ok(());
-        };
-        let request = Request::Resume(kept.negotiated);
-        match ask(
-            &paths.socket,
-            &request,
-            &[kept.fuse.as_fd()],
-            ANSWER_TIME_MAX,
-        ) {
-            Ok((Answer::Held { message, .. }, _)) => {
-                tracing::warn!(
-                    volume = settings.volume,
-                    message,
-                    "a file could not be handed over"
-                );
-                Ok(())
+        let duplicate = |kept: &Kept| Ok((kept.fuse.try_clone()?, kept.negotiated));
+        let kept = lock(&self.kept).get(volume).map(duplicate).transpose();
+        let kept = kept.map_err(|error: std::io::Error| {
+            down(format!("A file cannot be handed over: {error}."))
+        })?;
+        let asked = match &kept {
+            Some((fuse, negotiated)) => {
+                let request = Request::Resume(*negotiated);
+                ask(&paths.socket, &request, &[fuse.as_fd()], ANSWER_TIME_MAX)
             }
+            None => ask(&paths.socket, &Request::Anew, &[], ANSWER_TIME_MAX),
+        };
+        match asked {
+            Ok((Answer::Held { reason, message }, _)) => Err(Hold::new(reason, message)),
             Ok(_) => Ok(()),
             Err(error) => Err(down(format!("The target does not answer: {error}."))),
         }
     }
 
-    /// Keeps a duplicate of the target's FUSE connection.
+    /// Keeps a duplicate of the target's FUSE connection: the one of now, for a target that could not go on with the
+    /// last one has another.
     fn keep(&self, volume: &str, paths: &ProcessPaths) -> Result<(), Hold> {
         let answer = ask(&paths.socket, &Request::Keep, &[], ANSWER_TIME_MAX);
         let (answer, mut descriptors) =

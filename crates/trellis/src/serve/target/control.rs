@@ -3,14 +3,14 @@
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use trellis_api::HoldReason;
 
-use super::Target;
+use super::{Left, Target};
 use crate::serve::message::{Answer, Request, receive, send};
+use crate::serve::paths::ProcessPaths;
 
 /// How many connections are served at the same time: the agent has one that watches and one that asks.
 const CONNECTIONS_MAX: usize = 16;
@@ -18,12 +18,13 @@ const CONNECTIONS_MAX: usize = 16;
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// Listens, for this user alone: the directory admits nobody else.
-pub fn listen(target: Arc<Target>, socket: &Path) -> std::io::Result<()> {
-    match std::fs::remove_file(socket) {
+pub fn listen(target: Arc<Target>, paths: &ProcessPaths) -> std::io::Result<()> {
+    match std::fs::remove_file(&paths.deaf_socket) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let listener = UnixListener::bind(socket)?;
+    let listener = UnixListener::bind(&paths.deaf_socket)?;
+    std::fs::rename(&paths.deaf_socket, &paths.socket)?;
     let accept = move || {
         let served = Arc::new(());
         for stream in listener.incoming() {
@@ -70,12 +71,13 @@ fn converse(target: &Arc<Target>, stream: &UnixStream) -> std::io::Result<()> {
                 }
             }
             Request::Resume(negotiated) => match descriptors.pop() {
-                Some(fuse) => target.take_over(fuse, negotiated),
+                Some(fuse) => target.take_over(Left::Connection { fuse, negotiated }),
                 None => Answer::Held {
                     reason: HoldReason::TargetDown,
                     message: "There was no descriptor with the message.".to_owned(),
                 },
             },
+            Request::Anew => target.take_over(Left::Nothing),
             Request::Watch => return tell_changes(target, stream),
             Request::Stop => {
                 let answer = target.stop();

@@ -36,8 +36,8 @@ use super::message::{Answer, Settings, TargetStatus};
 use super::paths::RunDir;
 use super::process::Life;
 
-/// How long a successor waits for the connection of its predecessor before it mounts anew.
-const RESUME_WAITS: Duration = Duration::from_secs(10);
+/// How long a successor waits for the connection of its predecessor before it says so.
+const HANDOVER_USUAL: Duration = Duration::from_secs(10);
 /// How long a growth may take before the agent gets an answer.
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
 /// How often changes of the status are told at most.
@@ -67,7 +67,7 @@ pub struct Target {
     runtime: Handle,
     file: Mutex<Option<fuse::Server>>,
     /// What a predecessor has left, until the volume serves and it can go on.
-    handed_over: watch::Sender<Option<Arc<Predecessor>>>,
+    handed_over: watch::Sender<Option<Arc<Left>>>,
     portal: Mutex<Option<SocketAddr>>,
     /// Counts what the agent should know.
     changed: watch::Sender<u64>,
@@ -75,9 +75,16 @@ pub struct Target {
 }
 
 /// What a target that has ended leaves to its successor.
-struct Predecessor {
-    fuse: OwnedFd,
-    negotiated: Negotiated,
+pub enum Left {
+    /// The agent has kept the connection of its file, and whoever uses the file waits.
+    Connection {
+        /// The connection.
+        fuse: OwnedFd,
+        /// What it was begun with.
+        negotiated: Negotiated,
+    },
+    /// Nobody has kept anything.
+    Nothing,
 }
 
 /// Serves a volume until it is told to stop, or another target has taken over.
@@ -106,7 +113,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         changed: watch::channel(0).0,
         end,
     });
-    control::listen(target.clone(), &paths.socket).context("the agent cannot be listened to")?;
+    control::listen(target.clone(), &paths).context("the agent cannot be listened to")?;
     let serving = serve(target.clone(), id, verb.resume);
     let told = tell_changes(target.clone());
     tokio::select! {
@@ -135,13 +142,13 @@ fn over(target: &Target, ended: Ended) -> anyhow::Result<()> {
 async fn serve(target: Arc<Target>, id: Uuid, resume: bool) -> anyhow::Result<()> {
     target.volume.ready().await?;
     let server = target.serve_by_iscsi(id)?;
-    let predecessor = if resume {
-        target.predecessor().await
+    let left = if resume {
+        target.left().await?
     } else {
-        None
+        Arc::new(Left::Nothing)
     };
     let showing = target.clone();
-    tokio::task::spawn_blocking(move || showing.show_file(predecessor.as_deref())).await??;
+    tokio::task::spawn_blocking(move || showing.show_file(&left)).await??;
     target.tell();
     std::future::pending::<()>().await;
     drop(server);
@@ -207,26 +214,27 @@ impl Target {
         Arc::new(VolumeFile::new(self.bytes.clone(), self.runtime.clone()))
     }
 
-    /// What the agent has kept of a predecessor, which is on its way.
-    async fn predecessor(&self) -> Option<Arc<Predecessor>> {
+    /// What the agent has kept of a predecessor, which is on its way. It is waited for without a limit: whoever uses
+    /// the file would lose it if it was mounted anew. Should the agent die meanwhile, the next one says that there
+    /// is nothing.
+    async fn left(&self) -> anyhow::Result<Arc<Left>> {
         let mut handed_over = self.handed_over.subscribe();
-        let arrived = handed_over.wait_for(Option::is_some);
-        let arrived = tokio::time::timeout(RESUME_WAITS, arrived).await;
-        let found = arrived.ok().and_then(|found| found.ok()?.clone());
-        if found.is_none() {
-            tracing::warn!("nothing of the predecessor came; whoever used its file has lost it");
+        loop {
+            let arrived = handed_over.wait_for(Option::is_some);
+            match tokio::time::timeout(HANDOVER_USUAL, arrived).await {
+                Ok(found) => return found?.clone().context("nothing was handed over"),
+                Err(_) => tracing::warn!("the file of the predecessor is still waited for"),
+            }
         }
-        found
     }
 
     /// Goes on with the file of a predecessor, or mounts one.
-    fn show_file(&self, predecessor: Option<&Predecessor>) -> anyhow::Result<()> {
+    fn show_file(&self, left: &Left) -> anyhow::Result<()> {
         let place = self.run.file();
-        if let Some(predecessor) = predecessor {
-            let fuse = predecessor.fuse.try_clone()?;
+        if let Left::Connection { fuse, negotiated } = left {
             let resumed = fuse::Server::resume(
-                fuse,
-                predecessor.negotiated,
+                fuse.try_clone()?,
+                *negotiated,
                 &place,
                 self.backing(),
                 fuse::Options::default(),
@@ -249,9 +257,8 @@ impl Target {
 
     /// Takes what a predecessor has left. It is used once the volume serves: until then its size is not known, and
     /// a file of no size would refuse what it is asked.
-    pub fn take_over(&self, fuse: OwnedFd, negotiated: Negotiated) -> Answer {
-        let predecessor = Predecessor { fuse, negotiated };
-        self.handed_over.send_replace(Some(Arc::new(predecessor)));
+    pub fn take_over(&self, left: Left) -> Answer {
+        self.handed_over.send_replace(Some(Arc::new(left)));
         Answer::Done
     }
 

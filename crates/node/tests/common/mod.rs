@@ -218,7 +218,7 @@ pub fn shut_down(mount_point: &Path) {
 }
 
 /// How long something that the kernel does by itself may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `happened` says so.
 pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {

@@ -19,6 +19,7 @@ mod keep;
 mod owner;
 mod peers;
 mod requests;
+mod spin;
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::peers::{Happened, Peers};
 use super::requests::{Command, Reply, Requests};
+use super::spin::Spin;
 use super::{Ended, LocalReplica, VolumeError, VolumeSettings};
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status};
 use crate::drive::lent::Arena;
@@ -81,6 +82,7 @@ pub(super) struct Owner {
     /// There from the moment that there is a runtime.
     tick: Option<Pin<Box<Sleep>>>,
     tick_at: Instant,
+    spin: Spin,
     status_at: Instant,
     status_due: bool,
     size: Arc<AtomicU64>,
@@ -151,6 +153,7 @@ impl Owner {
             markers: BTreeMap::new(),
             tick: None,
             tick_at: now,
+            spin: Spin::default(),
             status_at: now,
             status_due: true,
             size,
@@ -224,6 +227,11 @@ impl Owner {
         self.tell();
         if again {
             context.waker().wake_by_ref();
+        } else if self.requests.is_idle() || self.requests.is_concurrent() {
+            self.spin.answered();
+        } else if self.spin.looks(Instant::now()) {
+            // Wakes us when everybody else had a turn and the sockets were looked at.
+            let _ = std::pin::pin!(tokio::task::yield_now()).poll(context);
         }
         Poll::Pending
     }

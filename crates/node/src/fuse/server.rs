@@ -229,6 +229,7 @@ fn serve(connection: &Arc<Connection>, stop: &Stop) {
     let mut buffer = loop {
         match RequestBuffer::new() {
             Ok(buffer) => break buffer,
+            Err(_) if stop.asked.load(Ordering::Acquire) => return,
             Err(errno) => wait_for_memory(errno),
         }
     };

@@ -94,7 +94,7 @@ impl Supervisor {
             };
             let (volume, name, wake) = (volume.to_owned(), name.to_owned(), wake.clone());
             let again = move || {
-                supervisor.revive(&volume, &name);
+                supervisor.revive(&volume, &name, &wake);
                 wake(&volume);
             };
             let thread = std::thread::Builder::new().name("revive".to_owned());
@@ -108,8 +108,8 @@ impl Supervisor {
 
     /// Starts a process again that has ended, unless it was meant to. One that has just been started is given a
     /// pause first. It is tried until it is done: passes over the volume, which would try too, may all be waiting for
-    /// this process.
-    fn revive(&self, volume: &str, name: &str) {
+    /// this process. The first attempt that fails is told, so that the volume's status does not wait for the last.
+    fn revive(&self, volume: &str, name: &str, wake: &Wake) {
         let key = (volume.to_owned(), name.to_owned());
         let started = || {
             let wanted = lock(&self.wanted);
@@ -124,6 +124,9 @@ impl Supervisor {
                 return;
             };
             tracing::warn!(volume, name, "{}", hold.message);
+            if pause == REVIVAL_PAUSE_MIN {
+                wake(volume);
+            }
             std::thread::sleep(pause);
             pause = (2 * pause).min(REVIVAL_PAUSE_MAX);
         }

@@ -45,7 +45,7 @@ pub(crate) fn object(
     validation: FieldValidation,
 ) -> Result<(Value, Vec<String>), Status> {
     identify(kind, &mut value)?;
-    let decoded = normalise(kind, value)?;
+    let decoded = normalise(kind, value).map_err(|error| malformed(kind, &error))?;
     if validation == FieldValidation::Strict && !decoded.unknown.is_empty() {
         let why = format!("strict decoding error: {}", decoded.unknown.join(", "));
         return Err(Status::bad_request(unfit(kind, &why)));
@@ -59,9 +59,8 @@ pub(crate) fn object(
 }
 
 /// Decodes a value of the kind; fields that the kind does not have fall out and are named.
-pub(crate) fn normalise(kind: &Kind, value: Value) -> Result<Decoded, Status> {
-    let object = (kind.normalise)(value.clone())
-        .map_err(|error| Status::bad_request(unfit(kind, &error.to_string())))?;
+pub(crate) fn normalise(kind: &Kind, value: Value) -> Result<Decoded, serde_json::Error> {
+    let object = (kind.normalise)(value.clone())?;
     let mut unknown = Vec::new();
     missing(kind, &mut Vec::new(), &value, &object, &mut unknown);
     let unknown = unknown
@@ -72,13 +71,16 @@ pub(crate) fn normalise(kind: &Kind, value: Value) -> Result<Decoded, Status> {
 }
 
 /// Decodes a value of the kind for somebody who does not ask what fell out.
-pub(crate) fn normalise_silently(kind: &Kind, value: Value) -> Result<Decoded, Status> {
-    let object = (kind.normalise)(value)
-        .map_err(|error| Status::bad_request(unfit(kind, &error.to_string())))?;
+pub(crate) fn normalise_silently(kind: &Kind, value: Value) -> Result<Decoded, serde_json::Error> {
     Ok(Decoded {
-        object,
+        object: (kind.normalise)(value)?,
         unknown: Vec::new(),
     })
+}
+
+/// The answer to a whole object that cannot be one of its kind.
+pub(crate) fn malformed(kind: &Kind, error: &serde_json::Error) -> Status {
+    Status::bad_request(unfit(kind, &error.to_string()))
 }
 
 fn unfit(kind: &Kind, why: &str) -> String {

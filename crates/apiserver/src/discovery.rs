@@ -264,7 +264,7 @@ fn add_names(resource: &mut Value, kind: &Kind) {
     }
 }
 
-/// Namespaces cannot be deleted all at once, in a cluster or here.
+/// Namespaces cannot be deleted all at once, in a cluster or here. A question can only be asked.
 fn verbs(kind: &Kind) -> Vec<&'static str> {
     const VERBS: [&str; 8] = [
         "create",
@@ -276,6 +276,9 @@ fn verbs(kind: &Kind) -> Vec<&'static str> {
         "update",
         "watch",
     ];
+    if kind.answer.is_some() {
+        return vec!["create"];
+    }
     VERBS
         .into_iter()
         .filter(|verb| kind.kind != "Namespace" || *verb != "deletecollection")
@@ -328,6 +331,7 @@ mod tests {
         for path in [
             "/api/v1",
             "/apis/storage.k8s.io/v1",
+            "/apis/authorization.k8s.io/v1",
             "/apis/coordination.k8s.io/v1",
             "/apis/trellis.dev/v1alpha1",
         ] {

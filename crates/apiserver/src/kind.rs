@@ -53,6 +53,8 @@ pub struct Kind {
     pub origin: Origin,
     /// How the names of its objects are written.
     pub naming: Naming,
+    /// Fills in the answer of a kind that is a question: it is answered at once, and nothing is stored.
+    pub answer: Option<fn(&mut Value)>,
 }
 
 /// Where a kind comes from; Kubernetes treats the two differently in small ways.

@@ -1,8 +1,16 @@
 //! The door: HTTPS on loopback, for clients that are other programs.
 //!
 //! Happy path: accept, TLS handshake, HTTP/2 or HTTP/1.1 as agreed in it, the token, the service. Whoever shows no
-//! token or a wrong one gets 401. At shutdown no new connection is taken, requests in flight may finish within a
+//! token or a wrong one gets 401.
+//!
+//! Any user of the machine can connect. So connections that have not shown the token have few places, apart from those
+//! that have (`waiting_room`): when these places are taken, a newcomer gets that of whoever has been there longest. A
+//! stranger with many connections cannot keep a client out.
+//!
+//! At shutdown no new connection is taken, requests in flight may finish within a
 //! bound, and then the rest (watches never finish by themselves) is cut.
+
+mod waiting_room;
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -23,16 +31,19 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::{Service, ServiceExt};
 
+use self::waiting_room::{Seat, WaitingRoom};
 use crate::pki::{Pki, Token};
 
-/// Connections at one time; the next one waits in the kernel's queue.
-const CONNECTIONS_MAX: usize = 512;
+/// Connections at one time that have shown the token. The next one is closed.
+const PROVEN_MAX: usize = 512;
+/// Connections at one time that have not.
+const UNPROVEN_MAX: usize = 64;
 /// Requests at one time on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 250;
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -71,19 +82,15 @@ pub async fn serve<S, B>(
     B::Error: Into<BoxError>,
 {
     let acceptor = TlsAcceptor::from(Arc::clone(&pki.tls));
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let room = WaitingRoom::new(UNPROVEN_MAX, PROVEN_MAX);
     let (stop, stopped) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
         while connections.try_join_next().is_some() {}
-        let accept = async {
-            let permit = Arc::clone(&permits).acquire_owned().await;
-            (permit, listener.accept().await)
-        };
-        let (permit, accepted) = tokio::select! {
+        let accepted = tokio::select! {
             () = &mut shutdown => break,
-            accepted = accept => accepted,
+            accepted = listener.accept() => accepted,
         };
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -99,10 +106,16 @@ pub async fn serve<S, B>(
             service.clone(),
             stopped.clone(),
         );
+        let (seat, shown_out) = room.enter();
         connections.spawn(async move {
-            let _permit = permit;
-            if let Err(error) = connection(stream, &acceptor, token, service, stopped).await {
-                tracing::debug!(error, "a connection ended early");
+            let served = connection(stream, &acceptor, token, seat, service, stopped);
+            tokio::select! {
+                ended = served => if let Err(error) = ended {
+                    tracing::debug!(error, "a connection ended early");
+                },
+                () = shown_out.wait() => {
+                    tracing::debug!("a connection was closed to make room for another");
+                }
             }
         });
     }
@@ -119,6 +132,7 @@ async fn connection<S, B>(
     stream: TcpStream,
     acceptor: &TlsAcceptor,
     token: Token,
+    seat: Seat,
     service: S,
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), BoxError>
@@ -135,7 +149,11 @@ where
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let guarded = service_fn(move |request: Request<Incoming>| {
         let service = service.clone();
-        let allowed = is_allowed(&request, &token);
+        let access = access(&request, &token);
+        if access == Access::Proven {
+            seat.prove();
+        }
+        let allowed = access != Access::Denied;
         async move { Ok::<_, Infallible>(answer(service, request, allowed).await) }
     });
     // Both kinds of connection are driven the same way, but share no trait.
@@ -168,10 +186,27 @@ where
     }
 }
 
-fn is_allowed<B>(request: &Request<B>, token: &Token) -> bool {
-    if OPEN_PATHS.contains(&request.uri().path()) {
-        return true;
+/// What a request may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// It shows the token.
+    Proven,
+    /// It shows none, and asks for what anybody may know.
+    Open,
+    Denied,
+}
+
+fn access<B>(request: &Request<B>, token: &Token) -> Access {
+    if shows_token(request, token) {
+        Access::Proven
+    } else if OPEN_PATHS.contains(&request.uri().path()) {
+        Access::Open
+    } else {
+        Access::Denied
     }
+}
+
+fn shows_token<B>(request: &Request<B>, token: &Token) -> bool {
     let Some(shown) = request
         .headers()
         .get(header::AUTHORIZATION)

@@ -1,7 +1,7 @@
 //! Objects in Kubernetes' protobuf, as far as kubectl sends them.
 //!
-//! From 1.32 on, `kubectl create namespace`, `configmap` and `secret` send protobuf and take nothing else for an answer
-//! than that it was understood. So these three kinds can be read; whatever else comes is refused as before, and so is
+//! From 1.32 on, `kubectl create namespace`, `configmap`, `secret` and `kubectl auth can-i` send protobuf and take nothing
+//! else for an answer than that it was understood. So these kinds can be read; whatever else comes is refused as before, and so is
 //! a field that is not in the tables below: nothing is lost in silence.
 
 use k8s_openapi::ByteString;
@@ -67,6 +67,41 @@ const SECRET: &[Field] = &[
     (5, "immutable", Holds::Flag),
 ];
 
+const ACCESS_REVIEW: &[Field] = &[
+    (1, "metadata", Holds::Message(METADATA)),
+    (
+        2,
+        "spec",
+        Holds::Message(&[
+            (
+                1,
+                "resourceAttributes",
+                Holds::Message(&[
+                    (1, "namespace", Holds::Text),
+                    (2, "verb", Holds::Text),
+                    (3, "group", Holds::Text),
+                    (4, "version", Holds::Text),
+                    (5, "resource", Holds::Text),
+                    (6, "subresource", Holds::Text),
+                    (7, "name", Holds::Text),
+                ]),
+            ),
+            (
+                2,
+                "nonResourceAttributes",
+                Holds::Message(&[(1, "path", Holds::Text), (2, "verb", Holds::Text)]),
+            ),
+        ]),
+    ),
+    (3, "status", Holds::Ignored),
+];
+
+const RULES_REVIEW: &[Field] = &[
+    (1, "metadata", Holds::Message(METADATA)),
+    (2, "spec", Holds::Message(&[(1, "namespace", Holds::Text)])),
+    (3, "status", Holds::Ignored),
+];
+
 /// The object in JSON, or `None` where it is broken or of a kind that is not read.
 pub(crate) fn decode(body: &[u8]) -> Option<Value> {
     const TYPE: &[Field] = &[(1, "apiVersion", Holds::Text), (2, "kind", Holds::Text)];
@@ -85,6 +120,8 @@ pub(crate) fn decode(body: &[u8]) -> Option<Value> {
         ("v1", "Namespace") => NAMESPACE,
         ("v1", "ConfigMap") => CONFIG_MAP,
         ("v1", "Secret") => SECRET,
+        ("authorization.k8s.io/v1", "SelfSubjectAccessReview") => ACCESS_REVIEW,
+        ("authorization.k8s.io/v1", "SelfSubjectRulesReview") => RULES_REVIEW,
         _ => return None,
     };
     let mut object = message(fields, raw, DEPTH_MAX)?;

@@ -102,6 +102,13 @@ where
         query,
         headers: head.headers,
     };
+    if let Some(fill_in) = call.kind().answer {
+        if head.method != Method::POST || one {
+            return Err(Status::method_not_allowed());
+        }
+        let body = request::read_body(body).await?;
+        return Ok(success(verbs::create::answer(&call, &body, fill_in)?));
+    }
     if matches!(head.method, Method::GET | Method::HEAD) {
         if call.query.flag("watch") && !call.target.status {
             return Ok(whole(

@@ -109,6 +109,28 @@ fn apply_creates_then_leaves_alone_then_changes() {
 }
 
 #[test]
+fn auth_can_i_is_answered() {
+    // Fails when a client that asks before it acts is told that it may not, or that nobody knows.
+    let server = Server::start();
+    assert_eq!(
+        server.kubectl("auth can-i create pvc").unwrap().trim(),
+        "yes"
+    );
+    assert_eq!(
+        server.kubectl("auth can-i get /healthz").unwrap().trim(),
+        "yes"
+    );
+    let all = server.kubectl("auth can-i --list").unwrap();
+    let mut lines = all
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    assert!(
+        lines.any(|words| words == ["*.*", "[]", "[]", "[*]"]),
+        "{all}"
+    );
+}
+
+#[test]
 fn a_field_that_leaves_the_file_leaves_the_object() {
     // Fails when the three-way merge of kubectl apply meets a server that merges otherwise.
     let server = Server::start();

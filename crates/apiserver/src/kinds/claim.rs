@@ -105,10 +105,72 @@ fn validate(change: Change<'_>) -> Vec<FieldError> {
         }
     }
     errors.extend(check_volume_mode(claim));
+    for field in ["dataSource", "dataSourceRef"] {
+        errors.extend(check_source(claim, field));
+    }
+    errors.extend(check_selector(claim));
     if let Some(old) = change.old
         && errors.is_empty()
     {
         errors.extend(check_update(old, claim));
+    }
+    errors
+}
+
+/// What a claim shall be filled from must be named in full.
+fn check_source(claim: &Value, field: &str) -> Vec<FieldError> {
+    let Some(source) = at(claim, &format!("/spec/{field}")) else {
+        return Vec::new();
+    };
+    let path = format!("spec.{field}");
+    let mut errors: Vec<FieldError> = ["name", "kind"]
+        .into_iter()
+        .filter(|part| text(source, &format!("/{part}")).is_empty())
+        .map(|part| FieldError::required(&format!("{path}.{part}"), ""))
+        .collect();
+    let (group, kind) = (text(source, "/apiGroup"), text(source, "/kind"));
+    if group.is_empty() && kind != "PersistentVolumeClaim" {
+        errors.push(FieldError::invalid(
+            &path,
+            &json!(kind),
+            "must be 'PersistentVolumeClaim' when referencing the default apiGroup",
+        ));
+    }
+    if !group.is_empty() {
+        let why = names::subdomain(group).into_iter();
+        errors.extend(
+            why.map(|why| FieldError::invalid(&format!("{path}.apiGroup"), &json!(group), &why)),
+        );
+    }
+    errors
+}
+
+/// A selector of volumes must be one that a volume can meet.
+fn check_selector(claim: &Value) -> Vec<FieldError> {
+    const OPERATORS: [&str; 4] = ["DoesNotExist", "Exists", "In", "NotIn"];
+    let expressions = at(claim, "/spec/selector/matchExpressions").and_then(Value::as_array);
+    let mut errors = Vec::new();
+    for (index, expression) in expressions.into_iter().flatten().enumerate() {
+        let path = format!("spec.selector.matchExpressions[{index}]");
+        let operator = text(expression, "/operator");
+        let values = texts(expression, "/values");
+        let field = format!("{path}.values");
+        match operator {
+            "In" | "NotIn" if values.is_empty() => errors.push(FieldError::required(
+                &field,
+                "must be specified when `operator` is 'In' or 'NotIn'",
+            )),
+            "Exists" | "DoesNotExist" if !values.is_empty() => errors.push(FieldError::forbidden(
+                &field,
+                "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
+            )),
+            known if OPERATORS.contains(&known) => {}
+            unknown => errors.push(FieldError::invalid(
+                &format!("{path}.operator"),
+                &json!(unknown),
+                "not a valid selector operator",
+            )),
+        }
     }
     errors
 }

@@ -6,6 +6,7 @@ mod claim;
 mod core;
 mod pod;
 mod quantity;
+mod review;
 mod storage;
 mod trellis;
 mod volume;
@@ -34,6 +35,8 @@ pub(crate) fn all() -> &'static [Kind] {
             core::event(),
             storage::storage_class(),
             storage::lease(),
+            review::access(),
+            review::rules(),
             trellis::pool(),
             trellis::volume(),
             trellis::target(),
@@ -86,6 +89,7 @@ where
             status_at_creation: false,
         },
         naming: Naming::Subdomain,
+        answer: None,
     }
 }
 

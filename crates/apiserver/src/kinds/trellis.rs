@@ -55,6 +55,7 @@ where
         forbid: |_| None,
         origin: Origin::Custom,
         naming: Naming::Subdomain,
+        answer: None,
     }
 }
 

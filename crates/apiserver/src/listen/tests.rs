@@ -185,3 +185,31 @@ async fn a_stop_ends_the_server_even_while_a_request_hangs() {
     assert!(hanging.await.unwrap().is_err());
     assert!(TcpStream::connect(server.address).await.is_err());
 }
+
+#[tokio::test]
+async fn strangers_cannot_take_all_connections() {
+    // Fails if connections that show no token can keep out a client that has it, or cost a client its connection.
+    let server = Server::start().await;
+    let stream = server.connect(b"h2", "localhost").await;
+    let (mut sender, connection) = client2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let mut ask = async |path: &str| {
+        let request = Request::get(format!("https://localhost{path}"))
+            .header(header::AUTHORIZATION, server.bearer())
+            .body(Full::<Bytes>::default())
+            .unwrap();
+        read(sender.send_request(request).await.unwrap()).await
+    };
+    assert_eq!(ask("/before").await, (200, "/before".to_owned()));
+    let mut strangers = Vec::new();
+    for _ in 0..PROVEN_MAX + UNPROVEN_MAX + 10 {
+        strangers.push(TcpStream::connect(server.address).await.unwrap());
+    }
+    let bearer = server.bearer();
+    let newcomer = server.get("/new", Some(&bearer));
+    let newcomer = tokio::time::timeout(HANDSHAKE_TIME_MAX / 2, newcomer).await;
+    assert_eq!(newcomer.unwrap(), (200, "/new".to_owned()));
+    assert_eq!(ask("/after").await, (200, "/after".to_owned()));
+}

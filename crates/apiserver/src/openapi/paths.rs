@@ -59,6 +59,10 @@ pub(super) fn of(kinds: &[&Kind]) -> Map<String, Value> {
         } else {
             format!("{root}/{}", kind.plural)
         };
+        if kind.answer.is_some() {
+            paths.insert(collection, item(kind, false, &[Verb::Create]));
+            continue;
+        }
         let object = format!("{collection}/{{name}}");
         paths.insert(
             collection,

@@ -81,7 +81,7 @@ fn every_reference_leads_somewhere() {
 #[test]
 fn a_patch_takes_the_parameters_that_kubectl_looks_for() {
     // Fails when kubectl falls back to validation on its own side, or refuses --dry-run=server.
-    for kind in kinds::all() {
+    for kind in kinds::all().iter().filter(|kind| kind.answer.is_none()) {
         let place = if kind.namespaced {
             "/namespaces/{namespace}"
         } else {

@@ -1,7 +1,8 @@
-//! POST: a new object.
+//! POST: a new object, or a question.
 
 use bytes::Bytes;
 use http::StatusCode;
+use serde_json::Value;
 
 use super::{Answer, Call};
 use crate::decode::{self, FieldValidation};
@@ -37,4 +38,21 @@ pub(crate) async fn create(call: Call<'_>, body: Bytes) -> Result<Answer, Status
         answer.json = object.to_string().into();
     }
     Ok(answer)
+}
+
+/// Answers a question. Nothing is stored.
+pub(crate) fn answer(
+    call: &Call<'_>,
+    body: &[u8],
+    fill_in: fn(&mut Value),
+) -> Result<Answer, Status> {
+    let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
+    let value = request::parse_body(call.header(http::header::CONTENT_TYPE), body)?;
+    let (mut object, warnings) = decode::object(call.kind(), value, validation)?;
+    fill_in(&mut object);
+    Ok(Answer {
+        code: StatusCode::CREATED,
+        json: object.to_string().into(),
+        warnings,
+    })
 }

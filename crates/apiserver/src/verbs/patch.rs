@@ -104,6 +104,28 @@ fn read(call: &Call<'_>, body: &[u8]) -> Result<Patch, Status> {
     }
 }
 
+/// A value as Go's `%+v` prints it.
+fn go_printed(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(go_printed).collect();
+            format!("[{}]", items.join(" "))
+        }
+        Value::Object(map) => {
+            let mut fields: Vec<(&String, &Value)> = map.iter().collect();
+            fields.sort_by_key(|(name, _)| *name);
+            let fields: Vec<String> = fields
+                .into_iter()
+                .map(|(name, value)| format!("{name}:{}", go_printed(value)))
+                .collect();
+            format!("map[{}]", fields.join(" "))
+        }
+        number_or_flag => number_or_flag.to_string(),
+    }
+}
+
 fn missing_manager() -> Status {
     let mut status = Status::unprocessable(
         "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch"
@@ -129,13 +151,15 @@ impl Job {
         let owners = (!self.patch.touches("managedFields"))
             .then(|| meta::remove(&mut old, "managedFields"))
             .flatten();
-        let mut patched = old.clone();
+        let before = &old;
+        let mut patched = before.clone();
         self.patch.apply(kind, &mut patched)?;
         decode::identify(kind, &mut patched)?;
         let mut decoded = match self.validation {
-            FieldValidation::Ignore => decode::normalise_silently(kind, patched)?,
-            FieldValidation::Warn | FieldValidation::Strict => decode::normalise(kind, patched)?,
-        };
+            FieldValidation::Ignore => decode::normalise_silently(kind, patched),
+            FieldValidation::Warn | FieldValidation::Strict => decode::normalise(kind, patched),
+        }
+        .map_err(|error| self.spoils(before, &error))?;
         if let Some(owners) = owners {
             meta::set(&mut decoded.object, "managedFields", owners.clone());
             meta::set(&mut old, "managedFields", owners);
@@ -164,6 +188,26 @@ impl Job {
             created: false,
             warnings,
         })
+    }
+
+    /// The answer to a patch after which the object would not be one of its kind any more. Kubernetes quotes the
+    /// patch if it is its own kind of patch, and the patched object otherwise.
+    fn spoils(&self, old: &Value, error: &serde_json::Error) -> Status {
+        let quoted = match &self.patch {
+            Patch::Strategic(patch) => go_printed(patch),
+            patch => {
+                let mut patched = old.clone();
+                // It could be applied a moment ago.
+                let _ = patch.apply(self.kind, &mut patched);
+                patched.to_string()
+            }
+        };
+        let error = FieldError::invalid("patch", &json!(quoted), &error.to_string());
+        let message = format!(" \"\" is invalid: {}: {}", error.field, error.message);
+        let mut status = Status::unprocessable(message);
+        status.details["causes"] =
+            json!([{ "reason": error.reason, "message": error.message, "field": error.field }]);
+        status
     }
 
     fn server_side_apply(
@@ -195,7 +239,9 @@ impl Job {
                 return Err(Status::conflict(kind, &id.place.name, &why));
             }
             let new = managed::apply(kind, &json!({}), &configuration, force, writer)?;
-            let new = decode::normalise(kind, named(kind, id, new))?.object;
+            let new = decode::normalise(kind, named(kind, id, new))
+                .map_err(|error| decode::malformed(kind, &error))?
+                .object;
             let stored = pipeline::insert(
                 txn,
                 id.kind,
@@ -212,7 +258,9 @@ impl Job {
         };
         check_preconditions(kind, id, sent, &old)?;
         let new = managed::apply(kind, &old, &configuration, force, writer)?;
-        let new = decode::normalise(kind, new)?.object;
+        let new = decode::normalise(kind, new)
+            .map_err(|error| decode::malformed(kind, &error))?
+            .object;
         let replacement = Replacement {
             id,
             old,
@@ -250,7 +298,8 @@ impl Job {
             sent,
         );
         decode::identify(kind, &mut whole)?;
-        let normal = decode::normalise(kind, whole)?;
+        let normal =
+            decode::normalise(kind, whole).map_err(|error| decode::malformed(kind, &error))?;
         if let Some(first) = normal.unknown.first() {
             let field = first
                 .trim_start_matches("unknown field ")

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{CLAIMS, CLASSES, MAPS, MERGE, Server, claim};
+use crate::support::{CLAIMS, CLASSES, MAPS, MERGE, STRATEGIC, Server, claim};
 
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 
@@ -89,6 +89,47 @@ async fn a_new_claim_is_checked_and_completed() {
         "AlreadyExists",
         "persistentvolumeclaims \"x\" already exists",
     );
+}
+
+#[tokio::test]
+async fn a_claim_says_in_full_what_it_is_filled_from_and_which_volumes_it_takes() {
+    // Fails if a source or a selector that a cluster refuses is stored, where nobody could ever honour it.
+    let server = Server::new();
+    let mut wrong = claim("x", "1Gi");
+    wrong["spec"]["dataSource"] = json!({ "kind": "Thing", "name": "" });
+    server.post(CLAIMS, wrong).await.refused(
+        422,
+        "Invalid",
+        "PersistentVolumeClaim \"x\" is invalid: [spec.dataSource.name: Required value, spec.dataSource: Invalid value: \"Thing\": must be 'PersistentVolumeClaim' when referencing the default apiGroup]",
+    );
+    let mut wrong = claim("x", "1Gi");
+    wrong["spec"]["selector"] = json!({ "matchExpressions": [
+        { "key": "a", "operator": "In" },
+        { "key": "a", "operator": "Exists", "values": ["b"] },
+        { "key": "a", "operator": "Near" },
+    ] });
+    server.post(CLAIMS, wrong).await.refused(
+        422,
+        "Invalid",
+        "PersistentVolumeClaim \"x\" is invalid: [spec.selector.matchExpressions[0].values: Required value: must be specified when `operator` is 'In' or 'NotIn', spec.selector.matchExpressions[1].values: Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist', spec.selector.matchExpressions[2].operator: Invalid value: \"Near\": not a valid selector operator]",
+    );
+}
+
+#[tokio::test]
+async fn a_patch_that_spoils_an_object_is_invalid() {
+    // Fails if a size that cannot be read is told otherwise than in a cluster when it comes by a patch.
+    let server = Server::new();
+    server.post(CLAIMS, claim("x", "1Gi")).await.expect(201);
+    let path = format!("{CLAIMS}/x");
+    let patch = json!({ "spec": { "resources": { "requests": { "storage": "abc" } } } });
+    let expression = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
+    let status = server.patch(&path, STRATEGIC, patch.clone()).await.refused(
+        422,
+        "Invalid",
+        &format!(" \"\" is invalid: patch: Invalid value: \"map[spec:map[resources:map[requests:map[storage:abc]]]]\": {expression}"),
+    );
+    assert_eq!(status["details"]["causes"][0]["field"], "patch");
+    server.patch(&path, MERGE, patch).await.expect(422);
 }
 
 #[tokio::test]

@@ -80,7 +80,8 @@ impl World {
                     u64::MAX
                 };
             }
-            _ => self.stranger(node),
+            96..99 => self.stranger(node),
+            _ => self.recover(),
         }
     }
 

@@ -12,6 +12,7 @@ mod faults;
 mod finale;
 mod net;
 pub mod oracle;
+mod recovery;
 pub mod rng;
 mod world;
 
@@ -55,6 +56,8 @@ pub struct Stats {
     pub view_changes: u64,
     /// Markers that were kept.
     pub markers: u64,
+    /// Recoveries from survivors.
+    pub recoveries: u64,
 }
 
 /// A rule that was broken.

@@ -53,6 +53,7 @@ impl Total {
         sum.power_losses += stats.power_losses;
         sum.view_changes += stats.view_changes;
         sum.markers += stats.markers;
+        sum.recoveries += stats.recoveries;
         if let Err(found) = result {
             println!("seed {seed} FAILED {found}");
             println!("  replay: cargo run -p trellis-sim -- --seed {seed} --trace");

@@ -292,6 +292,38 @@ impl Oracle {
         }
     }
 
+    /// The volume goes on from survivors, and they have this value. It may be another than it must be only if none of
+    /// the values that they had was right.
+    pub fn recovered(
+        &mut self,
+        block: u64,
+        now: Value,
+        had: &BTreeSet<Value>,
+    ) -> Result<(), Violation> {
+        let slot = self.block(block);
+        let permitted = slot.permitted();
+        if slot.tainted || permitted.contains(&now) {
+            slot.saw(now);
+            return Ok(());
+        }
+        if had.iter().any(|value| permitted.contains(value)) {
+            return Err(Violation {
+                block,
+                read: now,
+                permitted,
+            });
+        }
+        self.given_up(block, now);
+        Ok(())
+    }
+
+    /// The block has this value, and whatever it had before is lost.
+    pub fn given_up(&mut self, block: u64, value: Value) {
+        let slot = self.block(block);
+        slot.tail.clear();
+        slot.firm = BTreeSet::from([value]);
+    }
+
     /// A disk that lied has lost this block.
     pub fn taint(&mut self, block: u64) {
         self.block(block).tainted = true;

@@ -11,6 +11,7 @@ use crate::client::Client;
 use crate::disk::{Disk, Submitted};
 use crate::net::Net;
 use crate::oracle::Oracle;
+use crate::recovery::Recovery;
 use crate::rng::Rng;
 use crate::{Failure, Found, Options, Stats};
 
@@ -75,6 +76,8 @@ pub(crate) struct Node {
     /// When the last change of the meta data will be done: they are done in order.
     pub(crate) persist_at: u64,
     pub(crate) slow_until: u64,
+    /// It was given up, and is not started again for now.
+    pub(crate) away: bool,
 }
 
 /// A coordinator.
@@ -104,6 +107,8 @@ pub(crate) struct World {
     pub(crate) views: Vec<View>,
     pub(crate) size_served: u64,
     pub(crate) markers: BTreeSet<Uuid>,
+    /// A recovery from survivors, until it is served.
+    pub(crate) recovery: Option<Recovery>,
     pub(crate) faulty: bool,
     /// The longest time between two faults.
     pub(crate) fault_us: u64,
@@ -163,6 +168,7 @@ impl World {
             views: vec![view.clone()],
             size_served: size,
             markers: BTreeSet::new(),
+            recovery: None,
             faulty: true,
             fault_us,
             stats: Stats::default(),
@@ -188,6 +194,7 @@ impl World {
             under_way: BTreeMap::new(),
             persist_at: 0,
             slow_until: 0,
+            away: false,
         });
         self.start_node(node);
         node
@@ -313,15 +320,9 @@ impl World {
     /// Starts a coordinator with a generation of its own, which clients use once it serves. Until then
     /// they go on with the one that they have.
     pub(crate) fn take_over(&mut self) {
+        let (view, takeover) = self.start_of_chief();
         self.generation_last += 1;
         let generation = self.generation_last;
-        // What the control plane remembers may be outdated.
-        let view = if self.rng.chance(200) {
-            let index = self.rng.index(self.views.len());
-            self.views[index].clone()
-        } else {
-            self.views.last().expect("there is a first view").clone()
-        };
         let promise = Promise {
             generation,
             owner: self.rng.draw(),
@@ -331,6 +332,7 @@ impl World {
             geometry: GEOMETRY,
             promise,
             view,
+            takeover,
             limits: limits(),
             flaws: self.options.flaws.coordinator,
         };
@@ -359,7 +361,7 @@ impl World {
     pub(crate) fn start_node(&mut self, node: usize) {
         let flaws = self.options.flaws.member;
         let slot = &mut self.nodes[node];
-        if slot.member.is_some() {
+        if slot.member.is_some() || slot.away {
             return;
         }
         slot.life += 1;
@@ -524,6 +526,7 @@ impl World {
                 self.client.coordinator_lost();
                 self.stats.takeovers += 1;
                 self.oracle.sealed();
+                self.recovered(index, size);
                 self.check_size(index, size);
             }
             Effect::Resized { size } if is_current => {

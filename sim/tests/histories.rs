@@ -104,3 +104,16 @@ fn a_look_at_a_replica_that_owes_an_answer_is_found() {
     };
     assert!(is_found(flaws, |it| matches!(it, Failure::Read(_))));
 }
+
+#[test]
+fn the_word_of_a_replica_that_was_given_up_is_found() {
+    // Fails if replicas that were given up, or have lost their memory, can bring back what they hold.
+    let flaws = Flaws {
+        coordinator: coordinator::Flaws {
+            skip_lineage: true,
+            ..coordinator::Flaws::default()
+        },
+        ..Flaws::default()
+    };
+    assert!(is_found(flaws, |it| matches!(it, Failure::Read(_))));
+}

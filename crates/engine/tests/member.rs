@@ -44,6 +44,7 @@ impl Puppet {
             seq: 0,
         };
         puppet.ask(Request::Join(JoinTerms {
+            forget: false,
             key,
             size,
             size_version: 1,

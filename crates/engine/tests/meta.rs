@@ -73,10 +73,14 @@ fn changes() -> impl Strategy<Value = MetaChange> {
         prop::option::of(any::<u64>()),
         prop::collection::vec(records, 0..2),
         prop::collection::vec((region(), any::<u64>()), 0..4),
-        prop::collection::vec((region(), prop::option::of(stales)), 0..4),
+        (
+            prop::collection::vec((region(), prop::option::of(stales)), 0..4),
+            any::<bool>(),
+        ),
     )
         .prop_map(
-            |(promise, durable, size, version, snapshots, stamps, stale)| MetaChange {
+            |(promise, durable, size, version, snapshots, stamps, (stale, forget))| MetaChange {
+                forget,
                 promise: promise.map(|(generation, owner)| Promise { generation, owner }),
                 durable,
                 size: size.map(|(count, version)| (count * 4096, version)),

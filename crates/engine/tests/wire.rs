@@ -7,8 +7,9 @@ use std::path::Path;
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use trellis_engine::proto::{
-    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, JoinTerms, Key, Promise,
-    ReadFault, Region, RegionState, Request, SnapshotRecord, Stale, View, Welcome,
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, JoinTerms, Key, Lineage,
+    Promise, ReadFault, Region, RegionState, Request, SnapshotRecord, Stale, Surveyed, View,
+    Welcome,
 };
 use trellis_engine::wire::{
     Arrival, FIELDS_BYTES_MAX, HEADER_BYTES, Lend, PAYLOAD_BYTES_MAX, Payload, Place, Sum,
@@ -55,13 +56,27 @@ fn configs() -> impl Strategy<Value = Config> {
     })
 }
 
+fn lineages() -> impl Strategy<Value = Lineage> {
+    prop_oneof![
+        Just(Lineage::Original),
+        Just(Lineage::Unknown),
+        (1..=Lineage::NUMBER_MAX, any::<u64>())
+            .prop_map(|(number, id)| Lineage::Recovered { number, id }),
+    ]
+}
+
 fn views() -> impl Strategy<Value = View> {
-    (any::<u64>(), configs(), prop::option::of(configs())).prop_map(|(version, current, next)| {
-        View {
-            version,
-            current,
-            next,
-        }
+    let view = (
+        any::<u64>(),
+        configs(),
+        prop::option::of(configs()),
+        lineages(),
+    );
+    view.prop_map(|(version, current, next, lineage)| View {
+        lineage,
+        version,
+        current,
+        next,
     })
 }
 
@@ -97,18 +112,20 @@ fn requests() -> impl Strategy<Value = Request> {
     let lists = || prop::collection::vec(regions(), 0..50);
     let joins = (
         keys(),
-        any::<(u64, u64)>(),
+        any::<(u64, u64, bool)>(),
         views(),
         prop::collection::vec(snapshots(), 0..8),
     );
     prop_oneof![
         Just(Request::Hello),
+        Just(Request::Survey),
         Just(Request::Resume),
         regions().prop_map(|from| Request::Regions { from }),
         lists().prop_map(|regions| Request::Stale { regions }),
         lists().prop_map(|regions| Request::Restamp { regions }),
         joins.prop_map(
-            |(key, (size, size_version), view, snapshots)| Request::Join(JoinTerms {
+            |(key, (size, size_version, forget), view, snapshots)| Request::Join(JoinTerms {
+                forget,
                 key,
                 size,
                 size_version,
@@ -140,6 +157,30 @@ fn states() -> impl Strategy<Value = RegionState> {
         stamp: Epoch::from_raw(stamp),
         stale,
     })
+}
+
+fn surveys() -> impl Strategy<Value = Surveyed> {
+    let numbers = any::<(u64, u64, bool, u64, u64)>();
+    let counts = any::<(u64, u64, u64, Option<u64>)>();
+    (keys(), numbers, views(), counts).prop_map(
+        |(
+            key,
+            (generation, owner, exact, size, size_version),
+            view,
+            (regions, stale, mixed, written_at),
+        )| Surveyed {
+            promise: Promise { generation, owner },
+            key,
+            exact,
+            size,
+            size_version,
+            view,
+            regions,
+            stale,
+            mixed,
+            written_at,
+        },
+    )
 }
 
 fn answers() -> impl Strategy<Value = Answer> {
@@ -179,6 +220,7 @@ fn answers() -> impl Strategy<Value = Answer> {
         any::<(u64, bool)>().prop_map(|(size, granted)| Answer::Reserved { size, granted }),
         (any::<u64>(), results).prop_map(|(tag, result)| Answer::Read { tag, result }),
         regions().prop_map(|region| Answer::RepairDone { region }),
+        surveys().prop_map(Answer::Surveyed),
     ]
 }
 

@@ -48,6 +48,7 @@ impl Coordinator {
             (None, Some(goal), _) if *goal == self.view.current => self.change.goal = None,
             (None, Some(goal), _) => {
                 let joint = View {
+                    lineage: self.view.lineage,
                     version: self.view.version + 1,
                     current: self.view.current.clone(),
                     next: Some(goal.clone()),
@@ -73,6 +74,7 @@ impl Coordinator {
                 };
                 if self.view.write_quorum(durable) {
                     self.view = View {
+                        lineage: self.view.lineage,
                         version: self.view.version + 1,
                         current: next.clone(),
                         next: None,

@@ -7,6 +7,7 @@ impl Coordinator {
         self.patience(out);
         self.hedge_reads(out);
         self.hedge_repairs(out);
+        self.call_outsiders(out);
         if self.phase != Phase::Serving {
             return;
         }

@@ -26,7 +26,7 @@
 //!
 //! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io`
 //! (what clients ask for), `reads`, `peek` (reads without asking), `settle` (when they are answered), `repair`, `growth`, `snapshot`,
-//! `change` (who the replicas are), `clock`, `status`, `limits`.
+//! `change` (who the replicas are), `standing` (whose word counts), `clock`, `status`, `limits`.
 
 mod change;
 mod clock;
@@ -42,6 +42,7 @@ mod repair;
 mod session;
 mod settle;
 mod snapshot;
+mod standing;
 mod status;
 mod stream;
 mod takeover;
@@ -56,7 +57,8 @@ use crate::proto::{
 pub use growth::GrowthHeld;
 pub use io::{IoError, IoId, IoOp, IoResult};
 pub use limits::Limits;
-pub use status::{ReplicaState, ReplicaStatus, Status};
+pub use standing::Standing;
+pub use status::{NotServed, ReplicaState, ReplicaStatus, Status};
 
 use change::Change;
 use growth::Growth;
@@ -82,6 +84,20 @@ pub struct Flaws {
     pub raise_early: bool,
     /// Peek at a replica that has not answered a write of the same bytes.
     pub peek_early: bool,
+    /// Take the word of a replica of another history, or of one that has lost its memory.
+    pub skip_lineage: bool,
+}
+
+/// Whose reports it takes to decide which bytes count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Takeover {
+    /// Those of so many replicas that nothing acknowledged can have passed by them.
+    #[default]
+    Quorum,
+    /// Those of all replicas of the view, which are all that is left: the others are lost for good, and
+    /// somebody has accepted that what only they held is lost with them. The view begins a history of its
+    /// own ([`View::recovered`]).
+    Survivors,
 }
 
 /// What a coordinator is told when it is made.
@@ -95,6 +111,8 @@ pub struct Settings {
     pub promise: Promise,
     /// Who the replicas are, as far as it is known. The replicas may know better.
     pub view: View,
+    /// Whose reports it takes to decide which bytes count.
+    pub takeover: Takeover,
     /// Bounds.
     pub limits: Limits,
     /// Faults.
@@ -104,6 +122,7 @@ pub struct Settings {
 
 /// What happens to a coordinator.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all of them are messages")]
 pub enum Event {
     /// There is a connection to a replica.
     Opened {
@@ -259,6 +278,7 @@ enum Phase {
 /// The coordinator of one volume.
 pub struct Coordinator {
     settings: Settings,
+    takeover: Takeover,
     phase: Phase,
     now: u64,
     view: View,
@@ -304,6 +324,7 @@ impl Coordinator {
             .map(|id| (id, Peer::default()))
             .collect();
         Coordinator {
+            takeover: settings.takeover,
             phase: Phase::Gathering { quorum_since: None },
             now: 0,
             view: settings.view.clone(),
@@ -456,6 +477,17 @@ impl Coordinator {
     #[cfg(not(feature = "flaws"))]
     #[allow(clippy::unused_self)]
     fn peeks_early(&self) -> bool {
+        false
+    }
+
+    #[cfg(feature = "flaws")]
+    fn ignores_lineage(&self) -> bool {
+        self.settings.flaws.skip_lineage
+    }
+
+    #[cfg(not(feature = "flaws"))]
+    #[allow(clippy::unused_self)]
+    fn ignores_lineage(&self) -> bool {
         false
     }
 

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::SessionId;
 use super::region_set::RegionSet;
 use super::repair::Repair;
+use super::{SessionId, Standing};
 use crate::proto::{Epoch, Region, RegionState, Stale, Welcome};
 
 /// What a replica has told of itself.
@@ -62,6 +62,8 @@ pub(super) enum Stage {
     Reporting(Report),
     /// It has told everything.
     Reported(Report),
+    /// It holds another history, and nobody wants it to take part: it keeps what it has.
+    Outside,
     /// It was told on which terms it takes part.
     Joining,
     /// It takes part.
@@ -140,6 +142,8 @@ impl Session {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer {
     pub(super) session: Option<Session>,
+    /// What its word was worth when it last arrived.
+    pub(super) standing: Option<Standing>,
     /// Whether it has taken part under this coordinator, so that `stale` is known.
     pub(super) joined: bool,
     /// Regions that it marked as stale itself.

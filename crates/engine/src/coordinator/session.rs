@@ -118,6 +118,8 @@ impl Coordinator {
         match answer {
             Answer::Welcome(welcome) => self.welcomed(replica, welcome, out),
             Answer::Refused { .. } => {}
+            // Nobody asked for it here.
+            Answer::Surveyed(_) => self.drop_session(replica, out),
             Answer::Regions { from, states } => self.reported(replica, from, states, out),
             Answer::Joined => self.joined(replica),
             Answer::JoinNoSpace | Answer::Full => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::peer::{Peer, Stage};
-use super::{Coordinator, GrowthHeld, Phase};
+use super::{Coordinator, GrowthHeld, Phase, Standing, Takeover};
 use crate::proto::{ReplicaId, View};
 
 /// For how long a replica that had no space is said to be full. It comes back and tries again within
@@ -31,6 +31,23 @@ pub struct Status {
     pub replicas: BTreeMap<ReplicaId, ReplicaStatus>,
     /// The generation of this coordinator.
     pub generation: u64,
+    /// Why nothing has been served yet.
+    pub not_served: Option<NotServed>,
+}
+
+/// Why a volume is not served yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotServed {
+    /// Too few replicas have reported that can say what the volume holds. [`ReplicaStatus::standing`] says
+    /// who is there and cannot.
+    TooFewReports {
+        /// How many have.
+        counted: usize,
+        /// How many it takes.
+        needed: usize,
+    },
+    /// Enough have reported, and are told on which terms they take part.
+    Installing,
 }
 
 /// How a replica is, in numbers.
@@ -46,6 +63,8 @@ pub struct ReplicaStatus {
     pub behind_bytes: u64,
     /// Its pool had no space for what it was to write, a moment ago.
     pub full: bool,
+    /// What its word was worth when it last arrived, if it has.
+    pub standing: Option<Standing>,
 }
 
 /// How a replica is.
@@ -85,12 +104,33 @@ impl Coordinator {
             growing_to: Some(self.growth.goal).filter(|goal| *goal > self.size),
             generation: self.settings.promise.generation,
             growth_held: self.growth.held,
+            not_served: self.not_served(),
             view: self.view.clone(),
             replicas: self
                 .peers
                 .iter()
                 .map(|(id, peer)| (*id, self.replica_status(peer)))
                 .collect(),
+        }
+    }
+
+    fn not_served(&self) -> Option<NotServed> {
+        match self.phase {
+            Phase::Gathering { .. } => {
+                let config = &self.view.current;
+                let all = self.takeover == Takeover::Survivors;
+                let weighs = |id: &ReplicaId| {
+                    self.report_of(*id)
+                        .is_some_and(|report| all || self.weighs(report))
+                };
+                let rest = if all { 0 } else { config.consistency - 1 };
+                Some(NotServed::TooFewReports {
+                    counted: config.members.iter().filter(|id| weighs(id)).count(),
+                    needed: config.members.len() - rest,
+                })
+            }
+            Phase::Installing => Some(NotServed::Installing),
+            Phase::Serving | Phase::Over => None,
         }
     }
 
@@ -101,6 +141,7 @@ impl Coordinator {
             behind_entries: self.seq.saturating_sub(peer.applied),
             behind_bytes: self.log.bytes_after(peer.applied),
             full: self.is_full(peer),
+            standing: peer.standing,
         }
     }
 

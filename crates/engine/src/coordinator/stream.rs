@@ -211,7 +211,7 @@ impl Coordinator {
                 Stage::Greeting | Stage::Reporting(_) | Stage::Joining => {
                     late(session.since, limits.hang_ms)
                 }
-                Stage::Reported(_) => false,
+                Stage::Reported(_) | Stage::Outside => false,
                 Stage::Active => {
                     let oldest = session.sent.front();
                     let straggles = oldest.is_some_and(|sent| {

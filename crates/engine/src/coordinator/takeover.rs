@@ -20,15 +20,16 @@
 
 use super::peer::{Report, Stage};
 use super::region_set::RegionSet;
-use super::{Coordinator, Effect, Phase};
+use super::{Coordinator, Effect, Phase, Standing, Takeover};
 use crate::proto::{
-    Epoch, JoinTerms, Key, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request, View,
-    Welcome,
+    Epoch, JoinTerms, Key, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request, Welcome,
 };
 
 /// A replica's terms, as far as its regions are concerned.
 #[derive(Default)]
 struct Regions {
+    /// Nothing of what it has counts.
+    forget: bool,
     stale: Vec<Region>,
     restamp: Vec<Region>,
 }
@@ -47,6 +48,11 @@ impl Coordinator {
     pub(super) fn welcomed(&mut self, replica: ReplicaId, welcome: Welcome, out: &mut Vec<Effect>) {
         let generation = self.settings.promise.generation;
         let key = welcome.key;
+        if matches!(self.phase, Phase::Gathering { .. }) {
+            self.learn(&welcome.view, out);
+        }
+        let standing = self.standing(&welcome);
+        let is_wanted = standing == Standing::Counts || self.is_wanted(replica);
         let Some(peer) = self.peers.get_mut(&replica) else {
             return;
         };
@@ -55,6 +61,11 @@ impl Coordinator {
         };
         if !matches!(session.stage, Stage::Greeting) || !welcome.view.is_sound() {
             return self.drop_session(replica, out);
+        }
+        peer.standing = Some(standing);
+        if !is_wanted {
+            peer.size = welcome.size;
+            return session.start(Stage::Outside, self.now);
         }
         let in_log = key.seq == self.seq || self.log.get(key.seq + 1).is_some();
         let large_enough = welcome.size >= self.growth.size_to_join(self.size);
@@ -110,26 +121,21 @@ impl Coordinator {
             return self.send(replica, Request::Regions { from: next }, out);
         }
         if let Stage::Reporting(report) = std::mem::replace(&mut session.stage, Stage::Joining) {
-            let view = report.welcome.view.clone();
+            let survives = self.takeover == Takeover::Survivors && !self.counts(&report);
+            if self.phase == Phase::Installing && survives {
+                // Its bytes may have been chosen, and it was gone before it began the new history.
+                return self.end(Effect::Retake, out);
+            }
             if matches!(self.phase, Phase::Installing | Phase::Serving) {
                 return self.join_late(replica, &report, out);
             }
-            session.start(Stage::Reported(report), now);
-            self.learn(&view, out);
+            if let Some(session) = self.session_mut(replica) {
+                session.start(Stage::Reported(report), now);
+            }
         }
     }
 
-    /// A replica may know a later view than we were told.
-    fn learn(&mut self, view: &View, out: &mut Vec<Effect>) {
-        if view.version > self.view.version {
-            self.view = view.clone();
-            out.push(Effect::ViewChanged {
-                view: self.view.clone(),
-            });
-        }
-    }
-
-    fn report_of(&self, id: ReplicaId) -> Option<&Report> {
+    pub(super) fn report_of(&self, id: ReplicaId) -> Option<&Report> {
         match &self.peers.get(&id)?.session.as_ref()?.stage {
             Stage::Reported(report) => Some(report),
             _ => None,
@@ -139,7 +145,7 @@ impl Coordinator {
     /// Decides when enough replicas have reported, and serves when enough have joined.
     pub(super) fn gather_step(&mut self, out: &mut Vec<Effect>) {
         if let Phase::Gathering { quorum_since } = self.phase {
-            if !self.view.takeover_quorum(|id| self.report_of(id).is_some()) {
+            if !self.may_decide() {
                 self.phase = Phase::Gathering { quorum_since: None };
                 return;
             }
@@ -152,8 +158,9 @@ impl Coordinator {
                 self.decide(out);
             }
         }
-        if self.phase == Phase::Installing && self.view.write_quorum(|id| self.is_active(id)) {
+        if self.phase == Phase::Installing && self.may_serve() {
             self.phase = Phase::Serving;
+            self.takeover = Takeover::Quorum;
             out.push(Effect::Serving { size: self.size });
             self.change_resume();
         }
@@ -179,6 +186,11 @@ impl Coordinator {
             .into_iter()
             .filter_map(|id| Some((id, self.take_report(id)?)))
             .collect();
+        let now = self.now;
+        let has_voice = self.has_voice(&reports);
+        let (reports, others): (Vec<_>, Vec<_>) = reports
+            .into_iter()
+            .partition(|(_, report)| has_voice(report));
         for (_, Report { welcome, .. }) in &reports {
             self.size = self.size.max(welcome.size);
             self.size_version = self.size_version.max(welcome.size_version);
@@ -204,13 +216,23 @@ impl Coordinator {
         for ((replica, _), terms) in reports.iter().zip(terms) {
             self.join(*replica, terms, out);
         }
+        for (replica, report) in &others {
+            if self.is_wanted(*replica) {
+                self.join_late(*replica, report, out);
+            } else if let Some(session) = self.session_mut(*replica) {
+                session.start(Stage::Outside, now);
+            }
+        }
     }
 
     fn join_late(&mut self, replica: ReplicaId, report: &Report, out: &mut Vec<Effect>) {
-        let mut terms = Regions::default();
+        let mut terms = Regions {
+            forget: self.standing(&report.welcome) != Standing::Counts,
+            ..Regions::default()
+        };
         for (index, stamp) in self.stamps.iter().enumerate() {
             let region = region_at(index);
-            if !is_same(report, report.state(region), *stamp) {
+            if terms.forget || !is_same(report, report.state(region), *stamp) {
                 terms.stale.push(region);
             }
         }
@@ -249,6 +271,7 @@ impl Coordinator {
             self.send(replica, Request::Restamp { regions }, out);
         }
         let terms = JoinTerms {
+            forget: regions.forget,
             key,
             size,
             size_version,

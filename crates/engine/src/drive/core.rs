@@ -8,7 +8,7 @@ use super::disk::{Disk, FileDisk, Found};
 use super::{ReplicaSettings, in_full};
 use crate::Result;
 use crate::member::{DiskOp, Effect, Event, Member, SessionId};
-use crate::proto::{Envelope, Geometry, ReplicaId};
+use crate::proto::{Answer, Body, Envelope, Geometry, ReplicaId};
 use crate::wire::Place;
 
 /// After so many operations of the disk the member says how far it is, although there is more to do.
@@ -165,7 +165,16 @@ impl LocalReplica {
             }
             while let Some(effect) = self.effects.pop_front() {
                 match effect {
-                    Effect::Send { session, envelope } => out.push(Wish::Send(session, envelope)),
+                    Effect::Send {
+                        session,
+                        mut envelope,
+                    } => {
+                        if let Body::Answer(Answer::Surveyed(surveyed)) = &mut envelope.body {
+                            surveyed.written_at =
+                                self.disk.as_ref().and_then(|disk| disk.written_at());
+                        }
+                        out.push(Wish::Send(session, envelope));
+                    }
                     Effect::Close { session } => out.push(Wish::Close(session)),
                     Effect::Note { key } => {
                         if let Some(disk) = &mut self.disk {

@@ -22,7 +22,7 @@ use super::ReplicaSettings;
 use super::buffers::Buffers;
 use super::reader::Reader;
 use crate::member::{DiskOp, DiskResult};
-use crate::proto::{Config, Content, Geometry, Key, Meta, MetaChange, View};
+use crate::proto::{Content, Geometry, Key, Meta, MetaChange, View};
 use crate::replica::{MetaStore, NoteFile, Provisioning, Replica, punch, zero};
 use crate::wire::Place;
 use crate::{Error, Result};
@@ -47,6 +47,9 @@ pub trait Disk: Send {
 
     /// How many bytes are free and how many there are in all, if a write may need some of them.
     fn space(&self) -> Option<(u64, u64)>;
+
+    /// When the bytes were last written, in seconds since 1970, if that is known.
+    fn written_at(&self) -> Option<u64>;
 
     /// Where others on this machine can read the bytes that have been written, if they can.
     fn place(&self) -> Option<Place>;
@@ -95,10 +98,7 @@ impl FileDisk {
         } = settings;
         let replica = Replica::open_served(path, *pool, *identity)?;
         // A replica that never took part knows nothing that anybody else does not know better.
-        let nobody = View {
-            version: 0,
-            ..View::first(Config::majority([identity.replica].into()))
-        };
+        let nobody = View::blank(identity.replica);
         let store = MetaStore::open(&replica, Geometry::STANDARD, nobody)?;
         let mut store = store.provisioned(*provisioning);
         let found_meta = store.meta().clone();
@@ -244,6 +244,11 @@ impl Disk for FileDisk {
         let found = rustix::fs::fstatvfs(self.replica.data()).ok()?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Some((bytes(found.f_bavail), bytes(found.f_blocks)))
+    }
+
+    fn written_at(&self) -> Option<u64> {
+        let stat = self.replica.data().metadata().ok()?;
+        u64::try_from(stat.mtime()).ok()
     }
 
     fn place(&self) -> Option<Place> {

@@ -23,6 +23,7 @@ mod lent;
 mod link;
 mod reader;
 mod server;
+mod survey;
 mod volume;
 
 use std::path::PathBuf;
@@ -34,6 +35,7 @@ pub use address::{Address, AddressError};
 pub use disk::{Disk, FileDisk, Found};
 pub use lent::Slot;
 pub use server::ReplicaServer;
+pub use survey::{SurveyFault, survey};
 pub use volume::{Compared, Ended, Volume, VolumeError, VolumeSettings};
 
 use crate::replica::{Identity, Provisioning};

@@ -31,6 +31,11 @@ pub(super) enum Work {
     },
     /// A size, a marker or a view is being made durable.
     Record { session: SessionId, key: Key },
+    /// What is behind the end of the volume is being zeroed before a join.
+    JoinZero {
+        session: SessionId,
+        terms: JoinTerms,
+    },
     /// The bytes are being synced before a join.
     JoinSync {
         session: SessionId,
@@ -108,7 +113,7 @@ impl Member {
     ) -> Option<Request> {
         let takes_part = self.bound.as_ref().is_some_and(|bound| bound.takes_part);
         match request {
-            Request::Hello => {}
+            Request::Hello | Request::Survey => {}
             Request::Regions { from } => self.report(session, from, out),
             Request::Stale { regions } if !takes_part => {
                 if let Some(bound) = &mut self.bound {
@@ -132,7 +137,7 @@ impl Member {
                     self.close(out);
                     return None;
                 }
-                self.begin(DiskOp::Sync, Work::JoinSync { session, terms }, out);
+                self.start_join(session, terms, out);
             }
             Request::Resume if !takes_part => {
                 if let Some(bound) = &mut self.bound {
@@ -158,6 +163,20 @@ impl Member {
             _ => self.close(out),
         }
         None
+    }
+
+    fn start_join(&mut self, session: SessionId, terms: JoinTerms, out: &mut Vec<Effect>) {
+        // A replica never shrinks. Where it is larger than the volume that it joins, its bytes are of a
+        // history that does not count; the volume may grow to there, and must find zeros.
+        let behind = self.meta.size.saturating_sub(terms.size);
+        if terms.forget && behind > 0 {
+            let zero = DiskOp::Zero {
+                offset: terms.size,
+                length: behind,
+            };
+            return self.begin(zero, Work::JoinZero { session, terms }, out);
+        }
+        self.begin(DiskOp::Sync, Work::JoinSync { session, terms }, out);
     }
 
     fn report(&mut self, session: SessionId, from: Region, out: &mut Vec<Effect>) {
@@ -476,7 +495,11 @@ impl Member {
             Work::Dropped => {}
             Work::Data { session, key } if done => self.advance(session, key),
             // The bytes there are unknown; the stamp says so to whoever asks. Come again.
-            Work::Data { session, .. } | Work::RepairWrite { session, .. } if !done => {
+            Work::Data { session, .. }
+            | Work::RepairWrite { session, .. }
+            | Work::JoinZero { session, .. }
+                if !done =>
+            {
                 self.exact = false;
                 if result == DiskResult::NoSpace {
                     self.answer(session, Answer::Full, out);
@@ -497,6 +520,9 @@ impl Member {
             Work::Record { session, key } if done => self.advance(session, key),
             // A size that does not fit: whoever wants it must make it part of a join.
             Work::Record { .. } if result == DiskResult::NoSpace => self.halt(out),
+            Work::JoinZero { session, terms } => {
+                self.begin(DiskOp::Sync, Work::JoinSync { session, terms }, out);
+            }
             Work::JoinSync { session, terms } if done => self.join_size(session, terms, out),
             Work::JoinSync { .. } => self.sync_failed(out),
             Work::JoinSize { session, terms } if done => self.join_record(session, terms, out),
@@ -567,6 +593,7 @@ impl Member {
             return;
         };
         let mut change = MetaChange {
+            forget: terms.forget,
             durable: Some(terms.key),
             view: Some(terms.view),
             snapshots: terms.snapshots,
@@ -577,11 +604,21 @@ impl Member {
             change.stamps.push((region, terms.key.epoch));
         }
         for region in std::mem::take(&mut bound.stale) {
-            // A region that was stale already is as far as it was then, not as far as we are now.
-            let stale = self.meta.region(region).stale.unwrap_or(Stale {
+            let nothing = Stale {
+                key: Key::NOTHING,
+                mixed: true,
+            };
+            let as_far_as_we_are = Stale {
                 key: self.applied,
                 mixed: false,
-            });
+            };
+            // A region that was stale already is as far as it was then, not as far as we are now. A key of
+            // another history says nothing in this one.
+            let stale = match self.meta.region(region).stale {
+                _ if terms.forget => nothing,
+                Some(stale) => stale,
+                None => as_far_as_we_are,
+            };
             change.stale.push((region, Some(stale)));
         }
         let work = Work::JoinRecord {

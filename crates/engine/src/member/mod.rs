@@ -44,7 +44,7 @@ use uuid::Uuid;
 
 use crate::proto::{
     Answer, Body, Content, Entry, EntryOp, Envelope, Geometry, Key, Meta, MetaChange, Promise,
-    Region, ReplicaId, Request,
+    Region, ReplicaId, Request, Surveyed,
 };
 use flush::FlushLane;
 use lane::Work;
@@ -417,6 +417,9 @@ impl Member {
         if !meant {
             return self.reject(session, out);
         }
+        if matches!(request, Request::Survey) {
+            return self.survey(session, out);
+        }
         if matches!(request, Request::Hello) {
             if envelope.index == 0 && !self.is_bound(session) {
                 self.hello(session, envelope.promise, out);
@@ -443,6 +446,29 @@ impl Member {
         }
         bound.in_index += 1;
         bound.push(request);
+    }
+
+    /// Tells anybody what is here. Nothing is promised, and nobody else is disturbed.
+    fn survey(&mut self, session: SessionId, out: &mut Vec<Effect>) {
+        if self.obeys(session) {
+            return self.reject(session, out);
+        }
+        let count = |regions: usize| u64::try_from(regions).unwrap_or(u64::MAX);
+        let mixed = self.meta.stale.values().filter(|stale| stale.mixed);
+        let surveyed = Surveyed {
+            promise: self.meta.promise,
+            key: self.applied,
+            exact: self.exact,
+            size: self.meta.size,
+            size_version: self.meta.size_version,
+            view: self.meta.view.clone(),
+            regions: count(self.meta.stamps.len()),
+            stale: count(self.meta.stale.len()),
+            mixed: count(mixed.count()),
+            written_at: None,
+        };
+        let envelope = self.envelope(0, Answer::Surveyed(Box::new(surveyed)));
+        out.push(Effect::Send { session, envelope });
     }
 
     fn hello(&mut self, session: SessionId, promise: Promise, out: &mut Vec<Effect>) {

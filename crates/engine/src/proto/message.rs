@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Epoch, Key, Promise, Region, RegionState, ReplicaId, SnapshotRecord, View};
+use super::{Epoch, Key, Lineage, Promise, Region, RegionState, ReplicaId, SnapshotRecord, View};
 
 /// A message with its sender's identity. Both ends refuse what is not meant for them, and close a
 /// session whose messages do not follow each other without a gap.
@@ -37,6 +37,8 @@ pub enum Body {
 pub enum Request {
     /// Promise to obey me, then tell what you have. Always the first message of a session.
     Hello,
+    /// Tell what is there, and promise nothing. Only as the first message, from anybody.
+    Survey,
     /// Tell what you know of your regions, from this one on.
     Regions {
         /// The first region of the page.
@@ -111,6 +113,8 @@ impl Content {
 /// On which terms a replica takes part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinTerms {
+    /// Nothing of what the replica has counts: it is of another history, or nobody knows of which.
+    pub forget: bool,
     /// Where the replica is from now on, in all regions that are not stale.
     pub key: Key,
     /// The size that it must have first.
@@ -184,6 +188,8 @@ pub enum Answer {
         /// The promise.
         promise: Promise,
     },
+    /// What is there, for whoever asked.
+    Surveyed(Box<Surveyed>),
     /// A page of regions.
     Regions {
         /// The first region of the page.
@@ -257,4 +263,37 @@ pub struct Welcome {
     pub view: View,
     /// The markers that it has.
     pub snapshots: Vec<SnapshotRecord>,
+}
+
+/// What a replica has, for a person who decides what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surveyed {
+    /// The fence.
+    pub promise: Promise,
+    /// How far it is, in the regions that are not stale.
+    pub key: Key,
+    /// Whether it holds exactly that and not a byte more.
+    pub exact: bool,
+    /// Its size.
+    pub size: u64,
+    /// The version of its size.
+    pub size_version: u64,
+    /// The latest view that it knows. Its lineage is [`Lineage::Unknown`] if the replica has lost its
+    /// memory.
+    pub view: View,
+    /// How many regions it has.
+    pub regions: u64,
+    /// How many of them are behind, and wait for repair.
+    pub stale: u64,
+    /// How many of these are partly repaired.
+    pub mixed: u64,
+    /// When its bytes were last written, in seconds since 1970, if that is known.
+    pub written_at: Option<u64>,
+}
+
+impl Surveyed {
+    /// Whether it can prove what it holds.
+    pub fn is_proven(&self) -> bool {
+        self.view.lineage != Lineage::Unknown
+    }
 }

@@ -2,15 +2,19 @@
 //!
 //! Nothing here does anything; what the words mean together is argued in `docs/engine.md`.
 
+mod lineage;
 mod message;
 mod view;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use uuid::Uuid;
 
+pub use lineage::{Lineage, LineageError};
 pub use message::{
-    Answer, Body, Content, Entry, EntryOp, Envelope, JoinTerms, ReadFault, Request, Welcome,
+    Answer, Body, Content, Entry, EntryOp, Envelope, JoinTerms, ReadFault, Request, Surveyed,
+    Welcome,
 };
 pub use view::{Config, REPLICAS_PER_VOLUME_MAX, View};
 
@@ -35,7 +39,7 @@ pub struct Epoch(u64);
 
 impl Epoch {
     /// Bits of the count below the generation.
-    const COUNT_BITS: u32 = 20;
+    pub(crate) const COUNT_BITS: u32 = 20;
     /// The largest generation.
     pub const GENERATION_MAX: u64 = (1 << (64 - Epoch::COUNT_BITS)) - 1;
     /// The stamp of a region that has never been written.
@@ -52,6 +56,11 @@ impl Epoch {
     /// The generation that this epoch belongs to.
     pub const fn generation(self) -> u64 {
         self.0 >> Epoch::COUNT_BITS
+    }
+
+    /// The number of this epoch in its generation.
+    const fn count(self) -> u64 {
+        self.0 & ((1 << Epoch::COUNT_BITS) - 1)
     }
 
     /// The next epoch of the same generation, unless the generation has used up its epochs.
@@ -84,7 +93,20 @@ pub struct Key {
     pub seq: u64,
 }
 
+impl fmt::Display for Key {
+    /// Generation, epoch and entry: larger from left to right is later.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key { epoch, seq } = self;
+        write!(out, "{}.{}.{seq}", epoch.generation(), epoch.count())
+    }
+}
+
 impl Key {
+    /// The key of bytes of which nothing is known.
+    pub const NOTHING: Key = Key {
+        epoch: Epoch::NEVER,
+        seq: 0,
+    };
     /// The key of a replica that has just been made.
     pub const FRESH: Key = Key {
         epoch: Epoch::FRESH,
@@ -239,6 +261,11 @@ impl Meta {
 
     /// Applies a change, as the disk does when it makes it durable.
     pub fn update(&mut self, geometry: Geometry, change: &MetaChange) {
+        if change.forget {
+            self.snapshots.clear();
+            self.stale.clear();
+            self.stamps.fill(Epoch::NEVER);
+        }
         if let Some(promise) = change.promise {
             self.promise = promise;
         }
@@ -290,6 +317,8 @@ impl Meta {
 /// A change of [`Meta`]. A disk makes it durable as one: after a crash all of it is there or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetaChange {
+    /// Markers, stamps and stale regions of before are forgotten first.
+    pub forget: bool,
     /// A new promise.
     pub promise: Option<Promise>,
     /// A new durable key.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::ReplicaId;
+use super::{Lineage, ReplicaId};
 
 /// The most replicas that a volume has.
 pub const REPLICAS_PER_VOLUME_MAX: usize = 5;
@@ -43,7 +43,9 @@ impl Config {
 /// cannot overlook what was acknowledged, and neither can whoever knows only the newer one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Counts views. A later one replaces an earlier one.
+    /// The history in which it is in force.
+    pub lineage: Lineage,
+    /// Counts views. A later one of the same history replaces an earlier one.
     pub version: u64,
     /// The configuration in force.
     pub current: Config,
@@ -55,10 +57,58 @@ impl View {
     /// The first view of a volume.
     pub fn first(current: Config) -> View {
         View {
+            lineage: Lineage::Original,
             version: 1,
             current,
             next: None,
         }
+    }
+
+    /// The first view of a history that begins with these replicas.
+    ///
+    /// What is left of a region may be on one of them alone, until the others are repaired. So at first no
+    /// takeover may do without any of them, which is what a factor of 1 means.
+    pub fn recovered(lineage: Lineage, survivors: Config) -> View {
+        let alone = Config {
+            members: survivors.members.clone(),
+            consistency: 1,
+        };
+        View {
+            lineage,
+            version: lineage.floor() + 1,
+            next: (survivors != alone).then_some(survivors),
+            current: alone,
+        }
+    }
+
+    /// What somebody knows who was told the replicas of a history, and not which view it has reached.
+    pub fn assumed(lineage: Lineage, current: Config) -> View {
+        View {
+            lineage,
+            version: lineage.floor().max(1),
+            ..View::first(current)
+        }
+    }
+
+    /// What a replica knows that has never taken part.
+    pub fn blank(replica: ReplicaId) -> View {
+        View {
+            version: 0,
+            ..View::first(Config::majority([replica].into()))
+        }
+    }
+
+    /// Whether it is what a replica knows that has never taken part.
+    pub fn is_blank(&self) -> bool {
+        self.lineage == Lineage::Original && self.version == 0
+    }
+
+    /// Whether it replaces another one: it is of the same history and later, or of a later history.
+    pub fn replaces(&self, other: &View) -> bool {
+        if self.lineage == other.lineage {
+            return self.version > other.version;
+        }
+        self.lineage.number() > other.lineage.number()
     }
 
     fn configs(&self) -> impl Iterator<Item = &Config> {
@@ -98,6 +148,6 @@ impl View {
 
     /// Whether a peer may have sent this.
     pub fn is_sound(&self) -> bool {
-        self.configs().all(Config::is_sound)
+        self.lineage.is_sound() && self.configs().all(Config::is_sound)
     }
 }

@@ -5,9 +5,9 @@ use bytes::{Bytes, BytesMut};
 use super::PAYLOAD_BYTES_MAX;
 use super::cursor::{Cursor, Writer};
 use crate::proto::{
-    Answer, Body, Config, Content, Entry, EntryOp, Envelope, JoinTerms, Promise,
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, JoinTerms, Lineage, Promise,
     REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState, Request, SNAPSHOTS_MAX,
-    SnapshotRecord, View, Welcome,
+    SnapshotRecord, Surveyed, View, Welcome,
 };
 
 /// Writes the fields behind `out` and returns the payload.
@@ -73,6 +73,10 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             to.u64(terms.size_version);
             put_view(to, &terms.view);
             to.list(&terms.snapshots, put_snapshot);
+            // Said only where it is so: older replicas do not know it.
+            if terms.forget {
+                to.flag(true);
+            }
         }
         Request::Resume => to.u8(5),
         Request::Entry(entry) => {
@@ -108,6 +112,7 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             to.u8(10);
             to.u32(region.0);
         }
+        Request::Survey => to.u8(11),
     }
     Bytes::new()
 }
@@ -130,6 +135,7 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
             size_version: from.u64()?,
             view: view(from)?,
             snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
+            forget: !from.0.is_empty() && from.flag()?,
         }),
         5 => Request::Resume,
         6 => Request::Entry(Entry {
@@ -152,6 +158,7 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
         10 => Request::RepairDrop {
             region: from.region()?,
         },
+        11 => Request::Survey,
         _ => return None,
     })
 }
@@ -276,6 +283,10 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u8(75);
             to.flag(*is_low);
         }
+        Answer::Surveyed(surveyed) => {
+            to.u8(76);
+            put_surveyed(to, surveyed);
+        }
     }
     Bytes::new()
 }
@@ -321,7 +332,42 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
         75 => Answer::Space {
             is_low: from.flag()?,
         },
+        76 => Answer::Surveyed(Box::new(surveyed(from)?)),
         _ => return None,
+    })
+}
+
+fn put_surveyed(to: &mut Writer<'_>, surveyed: &Surveyed) {
+    to.u64(surveyed.promise.generation);
+    to.u64(surveyed.promise.owner);
+    to.key(surveyed.key);
+    to.flag(surveyed.exact);
+    to.u64(surveyed.size);
+    to.u64(surveyed.size_version);
+    put_view(to, &surveyed.view);
+    to.u64(surveyed.regions);
+    to.u64(surveyed.stale);
+    to.u64(surveyed.mixed);
+    to.flag(surveyed.written_at.is_some());
+    to.u64(surveyed.written_at.unwrap_or(0));
+}
+
+fn surveyed(from: &mut Cursor<'_>) -> Option<Surveyed> {
+    Some(Surveyed {
+        promise: promise(from)?,
+        key: from.key()?,
+        exact: from.flag()?,
+        size: from.u64()?,
+        size_version: from.u64()?,
+        view: view(from)?,
+        regions: from.u64()?,
+        stale: from.u64()?,
+        mixed: from.u64()?,
+        written_at: {
+            let known = from.flag()?;
+            let at = from.u64()?;
+            known.then_some(at)
+        },
     })
 }
 
@@ -375,28 +421,64 @@ fn config(from: &mut Cursor<'_>) -> Option<Config> {
     config.is_sound().then_some(config)
 }
 
+/// What stands behind the configuration of a view. The first two are all that older versions know, so that
+/// they understand every view but those of a volume that was recovered.
+mod tail {
+    pub(super) const NEXT: u8 = 1;
+    pub(super) const RECOVERED: u8 = 2;
+    pub(super) const UNKNOWN: u8 = 4;
+    pub(super) const ALL: u8 = NEXT | RECOVERED | UNKNOWN;
+}
+
 pub(super) fn put_view(to: &mut Writer<'_>, view: &View) {
     to.u64(view.version);
     put_config(to, &view.current);
-    to.flag(view.next.is_some());
+    let next = if view.next.is_some() { tail::NEXT } else { 0 };
+    to.u8(next
+        | match view.lineage {
+            Lineage::Original => 0,
+            Lineage::Recovered { .. } => tail::RECOVERED,
+            Lineage::Unknown => tail::UNKNOWN,
+        });
     if let Some(next) = &view.next {
         put_config(to, next);
+    }
+    if let Lineage::Recovered { number, id } = view.lineage {
+        to.u32(number);
+        to.u64(id);
     }
 }
 
 pub(super) fn view(from: &mut Cursor<'_>) -> Option<View> {
     let version = from.u64()?;
     let current = config(from)?;
-    let next = if from.flag()? {
+    let follows = from.u8()?;
+    let has = |bit: u8| follows & bit != 0;
+    if follows & !tail::ALL != 0 || has(tail::RECOVERED) && has(tail::UNKNOWN) {
+        return None;
+    }
+    let next = if has(tail::NEXT) {
         Some(config(from)?)
     } else {
         None
     };
-    Some(View {
+    let lineage = if has(tail::RECOVERED) {
+        Lineage::Recovered {
+            number: from.u32()?,
+            id: from.u64()?,
+        }
+    } else if has(tail::UNKNOWN) {
+        Lineage::Unknown
+    } else {
+        Lineage::Original
+    };
+    let view = View {
+        lineage,
         version,
         current,
         next,
-    })
+    };
+    view.is_sound().then_some(view)
 }
 
 fn put_content(to: &mut Writer<'_>, content: &Content) -> Bytes {

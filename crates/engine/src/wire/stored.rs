@@ -80,6 +80,10 @@ pub(crate) fn put_change(change: &MetaChange) -> BytesMut {
     to.list(&change.stale, |to, (region, stale)| {
         put_stale(to, *region, *stale);
     });
+    // Said only where it is so, as most changes do not.
+    if change.forget {
+        to.flag(true);
+    }
     bytes
 }
 
@@ -93,6 +97,7 @@ pub(crate) fn change(bytes: &[u8]) -> Option<MetaChange> {
         snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
         stamps: from.list(REGIONS_MAX, |from| Some((from.region()?, from.epoch()?)))?,
         stale: from.list(REGIONS_MAX, stale)?,
+        forget: !from.0.is_empty() && from.flag()?,
     };
     from.0.is_empty().then_some(change)
 }

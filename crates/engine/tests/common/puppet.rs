@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use trellis_engine::coordinator::{
-    Coordinator, Effect, Event, IoId, IoOp, IoResult, Limits, Settings,
+    Coordinator, Effect, Event, IoId, IoOp, IoResult, Limits, Settings, Takeover,
 };
 use trellis_engine::proto::{
     Answer, Body, Config, Entry, EntryOp, Envelope, Epoch, Geometry, Key, Promise, RegionState,
@@ -42,6 +42,7 @@ impl Stage {
             geometry: Geometry::STANDARD,
             promise: PROMISE,
             view: view.clone(),
+            takeover: Takeover::Quorum,
             limits: Limits::default(),
             #[cfg(feature = "flaws")]
             flaws: trellis_engine::coordinator::Flaws::default(),

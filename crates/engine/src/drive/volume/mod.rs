@@ -32,9 +32,9 @@ use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
 use super::{Address, LocalReplica};
-use crate::coordinator::{GrowthHeld, IoOp, Limits, Status};
+use crate::coordinator::{GrowthHeld, IoOp, Limits, Status, Takeover};
 use crate::drive::lent::{Arena, Slot};
-use crate::proto::{Config, Content, Geometry, Promise, ReplicaId, SnapshotRecord};
+use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, SnapshotRecord};
 use crate::replica::{BLOCK, SIZE_MAX};
 use crate::{Error, Result};
 use owner::Owner;
@@ -70,6 +70,13 @@ pub struct VolumeSettings {
     pub generation_min: u64,
     /// How long a request waits for a volume that cannot serve it.
     pub patience: Duration,
+    /// The history of the volume, as far as it is known. Replicas of earlier ones have no vote; replicas may tell
+    /// of a later one.
+    pub lineage: Lineage,
+    /// Whose reports it takes to decide which bytes count. With [`Takeover::Survivors`] the replicas of `config`
+    /// are all that is left, and `lineage` is one that begins with this start ([`Lineage::after`]). Whoever starts
+    /// it has written `lineage` down before, and goes on in this way until the volume was served once.
+    pub takeover: Takeover,
 }
 
 impl VolumeSettings {
@@ -86,6 +93,8 @@ impl VolumeSettings {
             limits: Limits::default(),
             generation_min: 1,
             patience: Duration::from_secs(30),
+            lineage: Lineage::Original,
+            takeover: Takeover::Quorum,
         }
     }
 }

@@ -20,7 +20,7 @@ use super::peers::{Happened, Peers};
 use super::requests::{Command, Reply, Requests};
 use super::spin::Spin;
 use super::{Ended, LocalReplica, VolumeError, VolumeSettings};
-use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status};
+use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status, Takeover};
 use crate::drive::lent::Arena;
 use crate::proto::{Config, Geometry, Promise, SnapshotRecord, View};
 
@@ -97,6 +97,7 @@ fn coordinator_of(settings: &VolumeSettings, promise: Promise, view: View) -> Co
         geometry: Geometry::STANDARD,
         promise,
         view,
+        takeover: settings.takeover,
         limits: settings.limits,
         #[cfg(feature = "flaws")]
         flaws: crate::coordinator::Flaws::default(),
@@ -121,10 +122,15 @@ impl Owner {
         watch::Receiver<Option<Ended>>,
     ) {
         let promise = Promise {
-            generation: settings.generation_min.max(1),
+            generation: settings
+                .generation_min
+                .max(settings.lineage.generation_min()),
             owner: some_owner(),
         };
-        let view = View::first(settings.config.clone());
+        let view = match settings.takeover {
+            Takeover::Quorum => View::assumed(settings.lineage, settings.config.clone()),
+            Takeover::Survivors => View::recovered(settings.lineage, settings.config.clone()),
+        };
         let coordinator = coordinator_of(&settings, promise, view.clone());
         let addresses = std::mem::take(&mut settings.addresses);
         let peers = Peers::new(addresses, replicas, arena);
@@ -464,6 +470,8 @@ impl Owner {
             Effect::Reply { id, result } => self.requests.answered(id, result),
             Effect::Serving { size } => {
                 self.has_served = true;
+                // What was given up is given up. From now on a quorum decides again.
+                self.settings.takeover = Takeover::Quorum;
                 self.sized(size);
                 for id in self.markers.keys().copied().collect::<Vec<_>>() {
                     self.take(Event::Snapshot { id });

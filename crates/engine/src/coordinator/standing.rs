@@ -1,0 +1,147 @@
+//! Whose word counts when it is decided which bytes count.
+//!
+//! A replica's report counts if it holds the history of the view. One that holds another history was given
+//! up in a recovery, or has missed one; one that has lost its memory may hold anything. Both may take part
+//! again, with nothing of what they have: everything is repaired. Neither is asked what the volume holds,
+//! however many of them there are.
+
+use super::peer::{Peer, Report, Stage};
+use super::{Coordinator, Takeover};
+use crate::proto::{Lineage, ReplicaId, View, Welcome};
+
+/// What a replica's word is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It holds the history of the volume, or was just made and holds nothing.
+    Counts,
+    /// It has lost its memory: nobody knows what it holds.
+    Unproven,
+    /// It holds a history that was given up, or one that is not known here.
+    OtherLineage,
+}
+
+impl Coordinator {
+    pub(super) fn standing(&self, welcome: &Welcome) -> Standing {
+        let theirs = welcome.view.lineage;
+        if self.ignores_lineage() {
+            Standing::Counts
+        } else if theirs == Lineage::Unknown {
+            Standing::Unproven
+        } else if theirs == self.view.lineage || welcome.view.is_blank() {
+            Standing::Counts
+        } else {
+            Standing::OtherLineage
+        }
+    }
+
+    /// Whether a report is of the history of the view.
+    pub(super) fn counts(&self, report: &Report) -> bool {
+        // Replicas have told of a later history than the one that we know, and none of them is here.
+        let ours = self.view.lineage;
+        let generation = self.settings.promise.generation;
+        ours.number() == Some(Lineage::number_of_generation(generation))
+            && (report.welcome.view.lineage == ours || self.ignores_lineage())
+    }
+
+    /// Whether a report helps to say that nothing acknowledged is overlooked. That of a replica of an earlier
+    /// history does, for what it says is that it never took part in this one. But it says so only of the replicas
+    /// that the view has, so that somebody who knows the view must be there.
+    pub(super) fn weighs(&self, report: &Report) -> bool {
+        let is_earlier = |theirs: Lineage| {
+            theirs.number().is_some() && theirs.number() < self.view.lineage.number()
+        };
+        let view_is_known = || {
+            let mut members = self.view.members().into_iter();
+            members.any(|id| self.report_of(id).is_some_and(|report| self.counts(report)))
+        };
+        self.counts(report) || is_earlier(report.welcome.view.lineage) && view_is_known()
+    }
+
+    /// Whether somebody wants a replica to take part.
+    pub(super) fn is_wanted(&self, id: ReplicaId) -> bool {
+        let goal = self.change.goal.as_ref();
+        self.view.contains(id) || goal.is_some_and(|goal| goal.members.contains(&id))
+    }
+
+    /// Who was left outside may be wanted by now. It comes again.
+    pub(super) fn call_outsiders(&mut self, out: &mut Vec<super::Effect>) {
+        let is_outside = |peer: &Peer| {
+            let session = peer.session.as_ref();
+            session.is_some_and(|session| matches!(session.stage, Stage::Outside))
+        };
+        let outside = self.peers.iter().filter(|(_, peer)| is_outside(peer));
+        let wanted: Vec<ReplicaId> = outside
+            .map(|(id, _)| *id)
+            .filter(|id| self.is_wanted(*id))
+            .collect();
+        for replica in wanted {
+            self.drop_session(replica, out);
+        }
+    }
+
+    /// Whether enough replicas have reported to decide.
+    pub(super) fn may_decide(&self) -> bool {
+        match self.takeover {
+            Takeover::Quorum => {
+                let weighs = |id| self.report_of(id).is_some_and(|report| self.weighs(report));
+                self.view.takeover_quorum(weighs)
+            }
+            Takeover::Survivors => self.view.complete(|id| self.report_of(id).is_some()),
+        }
+    }
+
+    /// Whether enough replicas take part to serve.
+    pub(super) fn may_serve(&self) -> bool {
+        match self.takeover {
+            Takeover::Quorum => self.view.write_quorum(|id| self.is_active(id)),
+            // All of them begin the new history, or a successor could not tell who has.
+            Takeover::Survivors => self.view.complete(|id| self.is_active(id)),
+        }
+    }
+
+    /// Whose bytes are looked at: those of the replicas whose reports count. Of survivors, those of the latest
+    /// history that there is below the one that begins, and those that have begun it already; if
+    /// none can prove anything, what there is.
+    pub(super) fn has_voice(
+        &self,
+        reports: &[(ReplicaId, Report)],
+    ) -> impl Fn(&Report) -> bool + use<> {
+        let ours = self.view.lineage;
+        let (takeover, ignores_lineage) = (self.takeover, self.ignores_lineage());
+        let base = reports
+            .iter()
+            .map(|(_, report)| report.welcome.view.lineage)
+            .filter(|lineage| *lineage != ours)
+            .max_by_key(|lineage| match lineage {
+                Lineage::Recovered { number, id } => (Some(*number), *id),
+                other => (other.number(), 0),
+            });
+        let proven = |lineage: Lineage| lineage != Lineage::Unknown;
+        let any = reports
+            .iter()
+            .any(|(_, report)| proven(report.welcome.view.lineage));
+        move |report: &Report| {
+            let theirs = report.welcome.view.lineage;
+            match takeover {
+                Takeover::Quorum => theirs == ours || ignores_lineage,
+                Takeover::Survivors => {
+                    theirs == ours || Some(theirs) == base && (proven(theirs) || !any)
+                }
+            }
+        }
+    }
+
+    /// A replica may know a later view than we were told.
+    pub(super) fn learn(&mut self, view: &View, out: &mut Vec<super::Effect>) {
+        let generation = self.settings.promise.generation;
+        let known = view.lineage.number() <= Some(Lineage::number_of_generation(generation));
+        if view.lineage != Lineage::Unknown && known && view.replaces(&self.view) {
+            // A view that follows the one of a recovery says that the recovery is done.
+            self.takeover = Takeover::Quorum;
+            self.view = view.clone();
+            out.push(super::Effect::ViewChanged {
+                view: self.view.clone(),
+            });
+        }
+    }
+}

@@ -220,7 +220,7 @@ fn answers() -> impl Strategy<Value = Answer> {
         any::<(u64, bool)>().prop_map(|(size, granted)| Answer::Reserved { size, granted }),
         (any::<u64>(), results).prop_map(|(tag, result)| Answer::Read { tag, result }),
         regions().prop_map(|region| Answer::RepairDone { region }),
-        surveys().prop_map(Answer::Surveyed),
+        surveys().prop_map(|it| Answer::Surveyed(Box::new(it))),
     ]
 }
 

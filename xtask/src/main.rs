@@ -1,6 +1,7 @@
 //! Chores of the workspace: benchmarks, soaks, and the tests' guest by hand.
 
 mod bench;
+mod deaths;
 mod guest;
 mod soak;
 
@@ -20,6 +21,8 @@ enum Chore {
     Bench(bench::Bench),
     /// A shell in the guest that the tests use, or scenarios in it
     Guest(guest::Guest),
+    /// Kill all processes of a data directory at once, about fifty times, in the middle of growths
+    Deaths,
     /// Run the simulator of the replicated engine on fresh histories
     Soak(soak::Soak),
 }
@@ -27,6 +30,7 @@ enum Chore {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
         Chore::Bench(bench) => bench::run(bench),
+        Chore::Deaths => deaths::run(),
         Chore::Guest(guest) => guest::run(guest),
         Chore::Soak(soak) => soak::run(&soak),
     }

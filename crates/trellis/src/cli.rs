@@ -8,7 +8,7 @@ use clap_complete::Shell;
 use trellis_api::quantity::Growth;
 use trellis_control::world::RESYNC;
 
-use crate::serve::{ServeReplica, ServeTarget};
+use crate::serve::{Keeper, ServeReplica, ServeTarget};
 
 /// Where a service keeps everything unless it is told otherwise.
 pub const DATA_DEFAULT: &str = "/var/lib/trellis";
@@ -79,6 +79,9 @@ pub enum Verb {
     Check(Check),
     /// Check what this machine's kernel and programs can do, and what is missing
     Doctor(Doctor),
+    /// Start, watch and outlive the processes of volumes
+    #[command(hide = true)]
+    Keeper(Keeper),
     /// Serve one copy of a volume
     #[command(hide = true)]
     ServeReplica(ServeReplica),

@@ -25,6 +25,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     logs(&cli);
     crash::arm();
+    // The keeper is to be small: it starts no runtime and no threads.
+    if let Verb::Keeper(verb) = &cli.verb {
+        return ended(serve::run_keeper(verb));
+    }
     let runtime = match runtime_for(&cli.verb).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -35,6 +39,10 @@ fn main() -> ExitCode {
     let result = runtime.block_on(cmd::run(cli));
     // A blocking call into the kernel must not keep a process that has said its last word.
     runtime.shutdown_background();
+    ended(result)
+}
+
+fn ended(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -60,7 +68,7 @@ fn runtime_for(verb: &Verb) -> Builder {
 /// Quiet unless asked: a service tells of warnings, a verb of nothing but its answer.
 fn logs(cli: &Cli) {
     let level = match (cli.global.verbose, &cli.verb) {
-        (0, Verb::Up(_) | Verb::ServeReplica(_) | Verb::ServeTarget(_)) => "warn",
+        (0, Verb::Up(_) | Verb::Keeper(_) | Verb::ServeReplica(_) | Verb::ServeTarget(_)) => "warn",
         (0, _) => "off",
         (1, _) => "info,trellis=debug",
         (_, _) => "debug",

@@ -16,15 +16,15 @@ use trellis_control::bootstrap::{Defaults, bootstrap};
 use trellis_control::run::{self, Settings};
 use trellis_control::usage;
 use trellis_control::world::World;
+use trellis_node::volume::lock_holder;
 
 use crate::cli::{Global, Up};
 use crate::kernel;
 use crate::machine::ThisMachine;
 use crate::metrics::{self, Sources};
-use crate::serve;
 
-/// How long a predecessor that was freed may take until it is gone.
-const PREDECESSOR_ENDS: Duration = Duration::from_secs(10);
+/// How long a predecessor that was killed may take until it is gone.
+const PREDECESSOR_ENDS: Duration = Duration::from_secs(60);
 
 /// The file in the data directory that tells where metrics are.
 const METRICS_FILE: &str = "metrics";
@@ -89,22 +89,27 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the store. A predecessor that was killed and waits in the kernel for one of its own volumes is freed first.
+/// Opens the store. A predecessor that was killed may still be waiting in the kernel for one of its volumes, and is
+/// waited for: the keeper starts the volume's target again, or, if that was killed too, the volume answers with errors.
 async fn open_store(data: &Path) -> anyhow::Result<EmbeddedApi> {
     let path = data.join("store.redb");
-    let first = EmbeddedApi::open(&path);
-    if first.is_ok() || !serve::free_orphans(data) {
-        return Ok(first?);
-    }
     let deadline = tokio::time::Instant::now() + PREDECESSOR_ENDS;
     loop {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        match EmbeddedApi::open(&path) {
-            Ok(api) => return Ok(api),
-            Err(error) if tokio::time::Instant::now() >= deadline => return Err(error.into()),
-            Err(_) => {}
+        // Looked at first: should it be gone after that, the store can be opened.
+        let is_held_by_the_dead = lock_holder(&path).is_some_and(is_dead);
+        let opened = EmbeddedApi::open(&path);
+        if opened.is_ok() || tokio::time::Instant::now() >= deadline || !is_held_by_the_dead {
+            return Ok(opened?);
         }
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+/// Whether the process has been killed and is only kept by the kernel.
+fn is_dead(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit(')').next().unwrap_or_default();
+    state.trim_start().starts_with(['Z', 'X'])
 }
 
 /// The first objects, then the controllers and the agent.
@@ -276,4 +281,15 @@ pub fn host_name() -> String {
         .nodename()
         .to_string_lossy()
         .to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Fails if a living process is taken for a dead one.
+    #[test]
+    fn this_process_is_not_dead() {
+        assert!(!is_dead(std::process::id()));
+    }
 }

@@ -172,15 +172,18 @@ impl Drop for Service {
         let _ = self.child.kill();
         let _ = self.child.wait();
         sweep(self.dir.path());
-        end_processes(&self.dir.path().join("data/run"));
+        end_processes(&self.dir.path().join("data"));
         sweep(self.dir.path());
     }
 }
 
-/// Ends what serves volumes of several copies: these processes outlive the service, as they should.
-fn end_processes(run: &Path) {
-    let volumes = std::fs::read_dir(run).into_iter().flatten().flatten();
-    let files = volumes.flat_map(|volume| std::fs::read_dir(volume.path()).into_iter().flatten());
+/// Ends what serves volumes of several copies: these processes outlive the service, as they should. The keeper goes
+/// first, because it would start the others again.
+fn end_processes(data: &Path) {
+    let volumes = std::fs::read_dir(data.join("run")).into_iter().flatten();
+    let volumes = volumes.flatten().map(|volume| volume.path());
+    let directories = std::iter::once(data.join("keeper")).chain(volumes);
+    let files = directories.flat_map(|each| std::fs::read_dir(each).into_iter().flatten());
     for file in files.flatten() {
         let path = file.path();
         let pid = std::fs::read_to_string(&path).unwrap_or_default();

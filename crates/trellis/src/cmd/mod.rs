@@ -51,6 +51,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Verb::Check(verb) => check::run(verb),
         Verb::Doctor(verb) => doctor::run(verb),
+        Verb::Keeper(verb) => crate::serve::run_keeper(verb),
         Verb::ServeReplica(verb) => crate::serve::run_replica(verb).await,
         Verb::ServeTarget(verb) => crate::serve::run_target(verb).await,
         Verb::Completion { shell } => completion(*shell),

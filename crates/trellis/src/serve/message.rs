@@ -1,9 +1,7 @@
-//! What agent and target say to each other on the target's control socket: one request, one answer, as JSON, with
-//! descriptors beside it where the FUSE connection changes hands.
+//! What agent and target say to each other on the target's control socket: one request, one answer, as JSON.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -11,11 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use trellis_api::kinds::{Members, ReplicaSeen};
 use trellis_api::{Bytes, HoldReason};
-use trellis_node::fuse::Negotiated;
-use trellis_node::sys::fdpass;
-
-/// The longest message. A status has some hundred bytes for each of at most a handful of copies.
-const MESSAGE_BYTES_MAX: usize = 64 << 10;
+use trellis_keeper::message::{receive, send};
 
 /// What a target is started with, and told when it changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,12 +40,6 @@ pub enum Request {
         /// The size.
         to: Bytes,
     },
-    /// For a duplicate of the FUSE connection.
-    Keep,
-    /// To go on with a FUSE connection, which comes with the message.
-    Resume(Negotiated),
-    /// To show the file anew: nothing is left of a predecessor's.
-    Anew,
     /// To say a byte whenever the status has changed, from now on.
     Watch,
     /// To take the file away and to end.
@@ -66,10 +54,6 @@ pub enum Answer {
     Status(Box<TargetStatus>),
     /// It is done.
     Done,
-    /// The FUSE connection comes with this message.
-    Kept(Negotiated),
-    /// There is no FUSE connection yet.
-    NoFile,
     /// It cannot be, for this reason.
     Held {
         /// The code.
@@ -105,38 +89,12 @@ pub struct TargetStatus {
     pub file: bool,
 }
 
-/// Sends a message.
-pub fn send(
-    socket: impl AsFd,
-    message: &impl Serialize,
-    descriptors: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    let bytes = serde_json::to_vec(message)?;
-    Ok(fdpass::send(socket, &bytes, descriptors)?)
-}
-
-/// Receives a message; none when the other side has gone.
-pub fn receive<T: for<'de> Deserialize<'de>>(
-    socket: impl AsFd,
-) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let received = fdpass::receive(socket, MESSAGE_BYTES_MAX)?;
-    if received.message.is_empty() {
-        return Ok(None);
-    }
-    let message = serde_json::from_slice(&received.message)?;
-    Ok(Some((message, received.descriptors)))
-}
-
 /// Asks the target at that socket, and waits no longer than `limit` for its answer.
-pub fn ask(
-    socket: &Path,
-    request: &Request,
-    descriptors: &[BorrowedFd<'_>],
-    limit: Duration,
-) -> io::Result<(Answer, Vec<OwnedFd>)> {
+pub fn ask(socket: &Path, request: &Request, limit: Duration) -> io::Result<Answer> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(limit))?;
     stream.set_write_timeout(Some(limit))?;
-    send(&stream, request, descriptors)?;
-    receive(&stream)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    send(&stream, request, &[])?;
+    let answer = receive(&stream)?.map(|(answer, _)| answer);
+    answer.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }

@@ -7,9 +7,8 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use trellis_engine::drive::{Address, ReplicaServer, ReplicaSettings};
 use trellis_engine::replica::{Identity, Provisioning};
+use trellis_keeper::process::Life;
 use uuid::Uuid;
-
-use super::process::Life;
 
 /// `trellis serve-replica`
 #[derive(Args, Debug)]

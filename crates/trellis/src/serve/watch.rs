@@ -1,15 +1,16 @@
-//! One thread that sleeps until a process ends or a target has something to tell, and says which volume to look at.
+//! One thread that sleeps until a target has something to tell, and says which volume to look at.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 
-/// What is told when something has happened: the volume, the name of what was watched, and whether it is over.
-pub type Tell = Box<dyn Fn(&str, &str, bool) + Send + Sync>;
+/// What is told when something has happened: the volume.
+pub type Tell = Box<dyn Fn(&str) + Send + Sync>;
 
 /// What is watched, and the thread that does.
 pub struct Watch {
@@ -17,40 +18,19 @@ pub struct Watch {
 }
 
 struct Shared {
-    watched: Mutex<BTreeMap<(String, String), Source>>,
+    /// A byte for every change of a volume, the end when its target is gone.
+    watched: Mutex<BTreeMap<String, UnixStream>>,
     /// Rung when there is something more to watch.
     bell: OwnedFd,
     tell: Tell,
 }
 
-enum Source {
-    /// Readable when the process has ended.
-    Process(OwnedFd),
-    /// A byte for every change, the end when the target is gone.
-    Changes(UnixStream),
-}
-
-impl Source {
-    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        match self {
-            Source::Process(pidfd) => pidfd.as_fd(),
-            Source::Changes(stream) => stream.as_fd(),
-        }
-    }
-
-    /// Takes what has been told. Answers whether there may be more to come.
-    fn take(&self) -> bool {
-        match self {
-            Source::Process(_) => false,
-            Source::Changes(stream) => {
-                let mut bytes = [0; 64];
-                let read = rustix::net::recv(stream, &mut bytes, rustix::net::RecvFlags::DONTWAIT);
-                match read {
-                    Ok((_, count)) => count > 0,
-                    Err(errno) => errno == rustix::io::Errno::AGAIN,
-                }
-            }
-        }
+/// Takes what has been told. Answers whether there may be more to come.
+fn take(stream: &UnixStream) -> bool {
+    let mut bytes = [0; 64];
+    match recv(stream, &mut bytes, RecvFlags::DONTWAIT) {
+        Ok((_, count)) => count > 0,
+        Err(errno) => errno == Errno::AGAIN,
     }
 }
 
@@ -64,59 +44,44 @@ impl Watch {
         });
         let watching = shared.clone();
         std::thread::Builder::new()
-            .name("trellis-processes".to_owned())
+            .name("trellis-targets".to_owned())
             .spawn(move || watching.run())?;
         Ok(Watch { shared })
     }
 
-    /// Whether that process of the volume is watched.
-    pub fn has(&self, volume: &str, name: &str) -> bool {
-        let key = (volume.to_owned(), name.to_owned());
-        self.shared.watched().contains_key(&key)
-    }
-
-    /// Watches a process until it ends.
-    pub fn process(&self, volume: &str, name: &str, pid: Pid) -> std::io::Result<()> {
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        self.add(volume, name, Source::Process(pidfd))
+    /// Whether the target of that volume is watched.
+    pub fn has(&self, volume: &str) -> bool {
+        self.shared.watched().contains_key(volume)
     }
 
     /// Watches what a target tells until it is gone.
-    pub fn changes(&self, volume: &str, name: &str, stream: UnixStream) -> std::io::Result<()> {
-        self.add(volume, name, Source::Changes(stream))
-    }
-
-    fn add(&self, volume: &str, name: &str, source: Source) -> std::io::Result<()> {
-        let key = (volume.to_owned(), name.to_owned());
-        self.shared.watched().insert(key, source);
+    pub fn add(&self, volume: &str, stream: UnixStream) -> std::io::Result<()> {
+        self.shared.watched().insert(volume.to_owned(), stream);
         rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes())?;
         Ok(())
     }
 }
 
 impl Shared {
-    fn watched(&self) -> MutexGuard<'_, BTreeMap<(String, String), Source>> {
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<String, UnixStream>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self) {
         loop {
-            for ((volume, name), ended) in self.round() {
-                (self.tell)(&volume, &name, ended);
+            for volume in self.round() {
+                (self.tell)(&volume);
             }
         }
     }
 
-    /// Sleeps until something happens, and answers to what, and whether it is over.
-    fn round(&self) -> Vec<((String, String), bool)> {
+    /// Sleeps until something happens, and answers to which volumes.
+    fn round(&self) -> Vec<String> {
         // Duplicates, so that others can add while this sleeps.
-        let sources: Vec<((String, String), OwnedFd)> = self
+        let sources: Vec<(String, UnixStream)> = self
             .watched()
             .iter()
-            .filter_map(|(key, source)| {
-                let fd = source.fd().try_clone_to_owned().ok()?;
-                Some((key.clone(), fd))
-            })
+            .filter_map(|(volume, stream)| Some((volume.clone(), stream.try_clone().ok()?)))
             .collect();
         let mut fds: Vec<PollFd<'_>> = sources
             .iter()
@@ -131,15 +96,14 @@ impl Shared {
         let _ = rustix::io::read(&self.bell, &mut count);
         let mut told = Vec::new();
         let mut watched = self.watched();
-        for ((key, _), happened) in sources.into_iter().zip(happened) {
+        for ((volume, _), happened) in sources.into_iter().zip(happened) {
             if !happened {
                 continue;
             }
-            let ended = watched.get(&key).is_some_and(|source| !source.take());
-            if ended {
-                watched.remove(&key);
+            if watched.get(&volume).is_some_and(|stream| !take(stream)) {
+                watched.remove(&volume);
             }
-            told.push((key, ended));
+            told.push(volume);
         }
         told
     }

@@ -17,6 +17,8 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 pub struct Service {
     dir: TempDir,
     child: Option<Child>,
+    /// Killed, and not waited for.
+    dying: Vec<Child>,
     arguments: Vec<String>,
 }
 
@@ -37,6 +39,7 @@ impl Service {
         Service {
             dir,
             child: None,
+            dying: Vec::new(),
             arguments: Vec::new(),
         }
     }
@@ -56,6 +59,8 @@ impl Service {
     /// Starts the process and waits until it says that it is up, or has died.
     pub fn up(&mut self, environment: &[(&str, &str)]) {
         assert!(self.child.is_none(), "one service at a time");
+        self.dying
+            .retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
         let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
         command
             .arg("up")
@@ -96,11 +101,9 @@ impl Service {
         self.dir.path().join(name)
     }
 
-    /// Stops the process where it is, until it is killed.
-    pub fn freeze(&self) {
-        let child = self.child.as_ref().unwrap();
-        let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    /// The process of the service.
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(self.child.as_ref().unwrap())
     }
 
     /// `kill -9`.
@@ -108,6 +111,14 @@ impl Service {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             child.wait().unwrap();
+        }
+    }
+
+    /// `kill -9`, without waiting until it is gone: it may be waiting in the kernel.
+    pub fn kill_at_once(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            self.dying.push(child);
         }
     }
 
@@ -139,15 +150,26 @@ impl Service {
         );
     }
 
-    /// Runs a verb.
-    pub fn try_trellis(&self, arguments: &[&str]) -> Output {
+    fn verb(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
         command
             .args(arguments)
             .arg("--data")
             .arg(self.data())
             .env_remove("KUBECONFIG");
-        command.output().unwrap()
+        command
+    }
+
+    /// Runs a verb.
+    pub fn try_trellis(&self, arguments: &[&str]) -> Output {
+        self.verb(arguments).output().unwrap()
+    }
+
+    /// Starts a verb that nobody listens to.
+    pub fn start_trellis(&self, arguments: &[&str]) -> Child {
+        let mut command = self.verb(arguments);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().unwrap()
     }
 
     /// Runs a verb that must succeed, and answers what it printed.
@@ -303,36 +325,48 @@ impl Drop for Service {
             }
         }
         sweep(self.dir.path());
-        kill_processes(&self.data().join("run"));
+        kill_processes(&self.data());
         sweep(self.dir.path());
     }
 }
 
+/// The processes of a data directory that outlive the service, the keeper first: it would start the others again.
+pub fn processes(data: &Path) -> Vec<rustix::process::Pid> {
+    let volumes = std::fs::read_dir(data.join("run")).into_iter().flatten();
+    let directories = volumes.flatten().map(|volume| volume.path());
+    let mut pids = Vec::new();
+    for directory in std::iter::once(data.join("keeper")).chain(directories) {
+        for file in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = file.path();
+            if path.extension().is_none_or(|kind| kind != "lock") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            let pid = text.trim().parse().ok();
+            // What has ended leaves its number behind, which another process may have by now.
+            let command = pid.map(|pid: i32| std::fs::read(format!("/proc/{pid}/cmdline")));
+            let is_ours = matches!(command, Some(Ok(text)) if text.starts_with(b"trellis\0"));
+            pids.extend(
+                pid.filter(|_| is_ours)
+                    .and_then(rustix::process::Pid::from_raw),
+            );
+        }
+    }
+    pids
+}
+
 /// Kills what serves volumes: these processes outlive the service, as they should.
-fn kill_processes(run: &Path) {
-    let volumes = std::fs::read_dir(run).into_iter().flatten().flatten();
-    let files = volumes.flat_map(|volume| std::fs::read_dir(volume.path()).into_iter().flatten());
-    for file in files.flatten() {
-        let path = file.path();
-        if path.extension().is_none_or(|kind| kind != "lock") {
-            continue;
-        }
-        let pid = std::fs::read_to_string(&path).unwrap_or_default();
-        if let Some(pid) = pid
-            .trim()
-            .parse()
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)
-        {
-            // A frozen one goes as well.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
+fn kill_processes(data: &Path) {
+    for pid in processes(data) {
+        // A frozen one goes as well.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
     std::thread::sleep(Duration::from_millis(100));
 }
 
 /// Unmounts and detaches whatever is left below `dir`.
 pub fn sweep(dir: &Path) {
+    abort_unserved(dir);
     for _ in 0..3 {
         for mount in mounts_below(dir).iter().rev() {
             let _ = Command::new("umount")
@@ -348,6 +382,52 @@ pub fn sweep(dir: &Path) {
                 .status();
         }
     }
+}
+
+/// Ends the FUSE connections below `dir` whose file does not answer in time: whatever stands on them could not be taken
+/// away, and the machine would stay as it is.
+fn abort_unserved(dir: &Path) {
+    for mount in trellis_node::sys::mountinfo::read().unwrap() {
+        if !mount.mount_point.starts_with(dir) || !mount.fs_type.starts_with("fuse") {
+            continue;
+        }
+        let file = mount.mount_point.join("volume");
+        if answers(&["stat", file.to_str().unwrap()], Duration::from_secs(10)) {
+            continue;
+        }
+        let control = tempfile::tempdir().unwrap();
+        let mut mounting = Command::new("mount");
+        mounting.args(["-t", "fusectl", "none"]).arg(control.path());
+        if mounting.status().is_err() {
+            continue;
+        }
+        let connection = control.path().join(mount.device.minor.to_string());
+        eprintln!("nobody serves {}: ended", file.display());
+        let _ = std::fs::write(connection.join("abort"), "1");
+        let _ = Command::new("umount").arg(control.path()).status();
+    }
+}
+
+/// Whether a program ends within that time, however it ends. One that does not is left behind.
+pub fn answers(command: &[&str], limit: Duration) -> bool {
+    let mut program = Command::new(command[0]);
+    program.args(&command[1..]).stdin(Stdio::null());
+    let mut child = program
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + limit;
+    while Instant::now() < deadline {
+        if child.try_wait().unwrap().is_some() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    // It may be waiting in the kernel, and is let go of when it gets through.
+    std::thread::spawn(move || child.wait());
+    false
 }
 
 /// Mount points below `dir`, in the order in which they were mounted.

@@ -1,6 +1,7 @@
 //! Claims of three copies, under a load that is checked: whatever dies or freezes, no write fails and none is lost.
 
 mod load;
+mod together;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -460,36 +461,4 @@ fn qemu_uses_the_copies_by_iscsi() {
     let stranger = url.replace(&secret, "000000000000000000000000");
     assert_eq!(size(&stranger), None, "nobody gets in without the secret");
     assert_equal_copies(&service);
-}
-
-// Fails if a service that dies together with the target of a volume cannot be started again, or if what was durable
-// is not there once the claim is mounted anew.
-#[test]
-fn the_service_and_the_target_die_together() {
-    let mut service = service();
-    let path = mounted(&service);
-    let sum = write_file(&path.join("file"), 8 << 20, 4);
-    let target = process(&service, "target");
-    service.freeze();
-    kill_process(target, Signal::KILL).unwrap();
-    // Somebody waits for a target that will not come back by itself.
-    let waiting = path.join("more");
-    let writer = std::thread::spawn(move || std::fs::write(waiting, vec![1; 1 << 20]));
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    service.kill();
-    service.up(&[]);
-    // It gets an error, or has written to memory only; it does not hang.
-    let _ = writer.join().unwrap();
-    service.wait("the claim is unmounted", |service| {
-        let output = service.try_trellis(&["umount", "data", "--timeout", "5s"]);
-        matches!(output.status.code(), Some(0 | 4)).then_some(())
-    });
-    // The target could not begin while the dead file was in its way, and is about to be started again.
-    service.wait("the claim is mounted again", |service| {
-        let output = service.try_trellis(&["mount", "data", path.to_str().unwrap()]);
-        output.status.success().then_some(())
-    });
-    assert_eq!(crate::harness::checksum(&path.join("file")), sum);
-    service.trellis(&["grow", "data", "768Mi", "--wait"]);
-    end(&service, &path);
 }

@@ -1,21 +1,21 @@
-//! A target from the agent's side: started with what its predecessor left, asked, told to grow, and ended.
+//! A target from the agent's side: started, asked, told to grow, and ended.
 
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::agent::machine::{TargetFound, TargetPlace};
-use trellis_node::fuse::Negotiated;
+use trellis_keeper::message::{Request as KeeperRequest, Wanted, send};
+use trellis_keeper::paths::{ProcessPaths, RunDir};
+use trellis_keeper::process::living;
 use trellis_node::iscsi;
 use trellis_node::volume::Carrier;
 
-use super::super::message::{Answer, Request, Settings, TargetStatus, ask, send};
-use super::super::paths::{ProcessPaths, RunDir};
-use super::{CHANGES, END_TIME_MAX, Supervisor, TARGET, Wanted, down, lock};
+use super::super::message::{Answer, Request, Settings, TargetStatus, ask};
+use super::{END_TIME_MAX, Supervisor, TARGET, down, lock};
 
 /// How long a new target may take until it serves, before others are served first.
 const READY_TIME_MAX: Duration = Duration::from_secs(5);
@@ -26,12 +26,6 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(30);
 /// The start of every iSCSI name that we give.
 const IQN_PREFIX: &str = "iqn.2026-11.dev.trellis:";
-
-/// The FUSE connection of a target, kept for its successor.
-pub(super) struct Kept {
-    fuse: OwnedFd,
-    negotiated: Negotiated,
-}
 
 impl Supervisor {
     /// The volume's file.
@@ -71,15 +65,24 @@ impl Supervisor {
             addresses: place.addresses.clone(),
             iqn: iqn(&place.volume),
         };
-        self.want(&place.volume, TARGET, Wanted::Target(settings.clone()));
-        self.ensure(&place.volume, TARGET)?;
+        self.write_settings(&run, &settings)?;
+        let keeper = self.keeper.socket();
+        let arguments = [
+            OsStr::new("serve-target"),
+            OsStr::new("--run"),
+            run.path().as_os_str(),
+            OsStr::new("--keeper"),
+            keeper.as_os_str(),
+        ];
+        self.ensure(Wanted {
+            volume: place.volume.clone(),
+            name: TARGET.to_owned(),
+            arguments: arguments.map(OsStr::to_owned).to_vec(),
+        })?;
         let configure = Request::Configure(settings.clone());
         self.wish(&paths, &configure, ANSWER_TIME_MAX)?;
         let status = self.ready(&paths)?;
         self.follow(&place.volume, &paths);
-        if status.file {
-            self.keep(&place.volume, &paths)?;
-        }
         self.found(&run, settings, status)
     }
 
@@ -93,12 +96,16 @@ impl Supervisor {
     pub fn retire_target(&self, volume: &str) -> Result<(), Hold> {
         let run = RunDir::of(&self.run, volume);
         let paths = run.process(TARGET);
-        self.dismiss(volume, TARGET);
-        if self.is_living(volume, TARGET, &paths)? {
+        self.dismiss(volume, TARGET)?;
+        if !matches!(living(&paths.lock), Ok(None)) {
             self.wish(&paths, &Request::Stop, END_TIME_MAX)?;
-            self.end(&paths)?;
+            self.end(volume, TARGET, &paths)?;
         }
-        lock(&self.kept).remove(volume);
+        if self.keeper.is_living() {
+            let volume = volume.to_owned();
+            self.keeper.ask(&KeeperRequest::Release { volume })?;
+        }
+        lock(&self.settings).remove(volume);
         lock(&self.turns).remove(volume);
         let place = run.file();
         if place.exists() {
@@ -117,81 +124,32 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Starts a target, which goes on with what the agent has kept of the last one.
-    pub(super) fn start_target(
-        &self,
-        run: &RunDir,
-        paths: &ProcessPaths,
-        settings: &Settings,
-    ) -> Result<(), Hold> {
-        let text = serde_json::to_vec(settings).map_err(|error| down(error.to_string()))?;
-        std::fs::write(run.target_settings(), text).map_err(|error| {
-            let path = run.target_settings();
-            down(format!("{} cannot be written: {error}.", path.display()))
-        })?;
-        let mut arguments = vec![
-            OsStr::new("serve-target"),
-            OsStr::new("--run"),
-            run.path().as_os_str(),
-        ];
-        if lock(&self.kept).contains_key(&settings.volume) {
-            arguments.push(OsStr::new("--resume"));
-        }
-        self.start(&settings.volume, TARGET, paths, &arguments)
-    }
-
-    /// Gives a target without a file what the agent has kept of the last one. To do it again changes nothing.
-    pub(super) fn ensure_file(
-        &self,
-        volume: &str,
-        wanted: &Wanted,
-        paths: &ProcessPaths,
-    ) -> Result<(), Hold> {
-        let is_target = matches!(wanted, Wanted::Target(_));
-        if !is_target || status(&paths.socket)?.file {
+    /// Writes what the next target of the volume begins with, if it is something else than before: the keeper starts
+    /// it without asking.
+    fn write_settings(&self, run: &RunDir, settings: &Settings) -> Result<(), Hold> {
+        if lock(&self.settings).get(&settings.volume) == Some(settings) {
             return Ok(());
         }
-        let duplicate = |kept: &Kept| Ok((kept.fuse.try_clone()?, kept.negotiated));
-        let kept = lock(&self.kept).get(volume).map(duplicate).transpose();
-        let kept = kept.map_err(|error: std::io::Error| {
-            down(format!("A file cannot be handed over: {error}."))
-        })?;
-        let asked = match &kept {
-            Some((fuse, negotiated)) => {
-                let request = Request::Resume(*negotiated);
-                ask(&paths.socket, &request, &[fuse.as_fd()], ANSWER_TIME_MAX)
-            }
-            None => ask(&paths.socket, &Request::Anew, &[], ANSWER_TIME_MAX),
+        let path = run.target_settings();
+        let write = || -> std::io::Result<()> {
+            let new = path.with_extension("new-json");
+            std::fs::write(&new, serde_json::to_vec(settings)?)?;
+            std::fs::rename(&new, &path)
         };
-        match asked {
-            Ok((Answer::Held { reason, message }, _)) => Err(Hold::new(reason, message)),
-            Ok(_) => Ok(()),
-            Err(error) => Err(down(format!("The target does not answer: {error}."))),
-        }
-    }
-
-    /// Keeps a duplicate of the target's FUSE connection: the one of now, for a target that could not go on with the
-    /// last one has another.
-    fn keep(&self, volume: &str, paths: &ProcessPaths) -> Result<(), Hold> {
-        let answer = ask(&paths.socket, &Request::Keep, &[], ANSWER_TIME_MAX);
-        let (answer, mut descriptors) =
-            answer.map_err(|error| down(format!("The target does not answer: {error}.")))?;
-        if let (Answer::Kept(negotiated), Some(fuse)) = (answer, descriptors.pop()) {
-            let kept = Kept { fuse, negotiated };
-            lock(&self.kept).insert(volume.to_owned(), kept);
-        }
+        write().map_err(|error| down(format!("{} cannot be written: {error}.", path.display())))?;
+        lock(&self.settings).insert(settings.volume.clone(), settings.clone());
         Ok(())
     }
 
     /// Has the target tell of changes.
     fn follow(&self, volume: &str, paths: &ProcessPaths) {
-        let Some(watch) = self.watch.get().filter(|watch| !watch.has(volume, CHANGES)) else {
+        let Some(watch) = self.watch.get().filter(|watch| !watch.has(volume)) else {
             return;
         };
         let follow = || -> std::io::Result<()> {
             let stream = UnixStream::connect(&paths.socket)?;
             send(&stream, &Request::Watch, &[])?;
-            watch.changes(volume, CHANGES, stream)
+            watch.add(volume, stream)
         };
         if let Err(error) = follow() {
             tracing::warn!(%error, volume, "a target cannot be followed; its changes are seen at the resync");
@@ -260,8 +218,8 @@ impl Supervisor {
     }
 
     fn wish(&self, paths: &ProcessPaths, request: &Request, limit: Duration) -> Result<(), Hold> {
-        match ask(&paths.socket, request, &[], limit) {
-            Ok((Answer::Held { reason, message }, _)) => Err(Hold::new(reason, message)),
+        match ask(&paths.socket, request, limit) {
+            Ok(Answer::Held { reason, message }) => Err(Hold::new(reason, message)),
             Ok(_) => Ok(()),
             Err(error) => Err(down(format!("The target does not answer: {error}."))),
         }
@@ -274,9 +232,9 @@ fn iqn(volume: &str) -> String {
 }
 
 fn status(socket: &Path) -> Result<TargetStatus, Hold> {
-    match ask(socket, &Request::Status, &[], ANSWER_TIME_MAX) {
-        Ok((Answer::Status(status), _)) => Ok(*status),
-        Ok((other, _)) => Err(down(format!("The target answers {other:?}."))),
+    match ask(socket, &Request::Status, ANSWER_TIME_MAX) {
+        Ok(Answer::Status(status)) => Ok(*status),
+        Ok(other) => Err(down(format!("The target answers {other:?}."))),
         Err(error) => Err(down(format!("The target does not answer: {error}."))),
     }
 }

@@ -6,11 +6,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use trellis_api::HoldReason;
+use trellis_keeper::message::{receive, send};
+use trellis_keeper::paths::ProcessPaths;
 
-use super::{Left, Target};
-use crate::serve::message::{Answer, Request, receive, send};
-use crate::serve::paths::ProcessPaths;
+use super::Target;
+use crate::serve::message::{Answer, Request};
 
 /// How many connections are served at the same time: the agent has one that watches and one that asks.
 const CONNECTIONS_MAX: usize = 16;
@@ -54,30 +54,11 @@ pub fn listen(target: Arc<Target>, paths: &ProcessPaths) -> std::io::Result<()> 
 /// Answers until the other side goes.
 fn converse(target: &Arc<Target>, stream: &UnixStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(SILENCE_MAX))?;
-    while let Some((request, mut descriptors)) = receive::<Request>(stream)? {
+    while let Some((request, _)) = receive::<Request>(stream)? {
         let answer = match request {
             Request::Status => Answer::Status(Box::new(target.status())),
             Request::Configure(settings) => target.configure(settings),
             Request::Grow { to } => target.grow(to),
-            Request::Keep => {
-                let kept = target
-                    .with_file(|file| send(stream, &Answer::Kept(file.negotiated()), &[file.fd()]));
-                match kept {
-                    Some(sent) => {
-                        sent?;
-                        continue;
-                    }
-                    None => Answer::NoFile,
-                }
-            }
-            Request::Resume(negotiated) => match descriptors.pop() {
-                Some(fuse) => target.take_over(Left::Connection { fuse, negotiated }),
-                None => Answer::Held {
-                    reason: HoldReason::TargetDown,
-                    message: "There was no descriptor with the message.".to_owned(),
-                },
-            },
-            Request::Anew => target.take_over(Left::Nothing),
             Request::Watch => return tell_changes(target, stream),
             Request::Stop => {
                 let answer = target.stop();

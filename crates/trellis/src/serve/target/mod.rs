@@ -3,13 +3,13 @@
 mod bytewise;
 mod control;
 mod file;
+mod keeping;
 mod lun;
 mod status;
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,19 +25,18 @@ use trellis_engine::drive::{Address, Ended, Volume, VolumeSettings};
 use trellis_engine::proto::{Config, ReplicaId};
 use trellis_iscsi::login::Chap;
 use trellis_iscsi::{Access, Server, ServerConfig};
-use trellis_node::fuse::{self, Negotiated};
+use trellis_keeper::paths::RunDir;
+use trellis_keeper::process::Life;
+use trellis_node::fuse;
 use uuid::Uuid;
 
 use self::bytewise::Bytewise;
 use self::file::VolumeFile;
+use self::keeping::Keeping;
 use self::lun::{VolumeLun, VolumeMemory};
 use self::status::{held_reason, members, reason, seen, sentence, size_of_quorum};
 use super::message::{Answer, Settings, TargetStatus};
-use super::paths::RunDir;
-use super::process::Life;
 
-/// How long a successor waits for the connection of its predecessor before it says so.
-const HANDOVER_USUAL: Duration = Duration::from_secs(10);
 /// How long a growth may take before the agent gets an answer.
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
 /// How often changes of the status are told at most.
@@ -53,9 +52,9 @@ pub struct ServeTarget {
     /// The run directory of the volume
     #[arg(long)]
     run: PathBuf,
-    /// The FUSE connection of a predecessor will be sent
+    /// The socket of the keeper
     #[arg(long)]
-    resume: bool,
+    keeper: PathBuf,
 }
 
 /// A volume that is being served.
@@ -66,25 +65,11 @@ pub struct Target {
     run: RunDir,
     runtime: Handle,
     file: Mutex<Option<fuse::Server>>,
-    /// What a predecessor has left, until the volume serves and it can go on.
-    handed_over: watch::Sender<Option<Arc<Left>>>,
+    keeping: Keeping,
     portal: Mutex<Option<SocketAddr>>,
     /// Counts what the agent should know.
     changed: watch::Sender<u64>,
     end: watch::Sender<bool>,
-}
-
-/// What a target that has ended leaves to its successor.
-pub enum Left {
-    /// The agent has kept the connection of its file, and whoever uses the file waits.
-    Connection {
-        /// The connection.
-        fuse: OwnedFd,
-        /// What it was begun with.
-        negotiated: Negotiated,
-    },
-    /// Nobody has kept anything.
-    Nothing,
 }
 
 /// Serves a volume until it is told to stop, or another target has taken over.
@@ -104,17 +89,17 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
     let target = Arc::new(Target {
         bytes: Bytewise::new(volume.clone()),
         volume: volume.clone(),
+        keeping: Keeping::new(verb.keeper.clone(), settings.volume.clone()),
         settings: Mutex::new(settings),
         run,
         runtime: Handle::current(),
         file: Mutex::default(),
-        handed_over: watch::channel(None).0,
         portal: Mutex::default(),
         changed: watch::channel(0).0,
         end,
     });
     control::listen(target.clone(), &paths).context("the agent cannot be listened to")?;
-    let serving = serve(target.clone(), id, verb.resume);
+    let serving = serve(target.clone(), id);
     let told = tell_changes(target.clone());
     tokio::select! {
         result = serving => result?,
@@ -139,16 +124,11 @@ fn over(target: &Target, ended: Ended) -> anyhow::Result<()> {
 }
 
 /// Shows the volume, as soon as it serves, as long as the process lives.
-async fn serve(target: Arc<Target>, id: Uuid, resume: bool) -> anyhow::Result<()> {
+async fn serve(target: Arc<Target>, id: Uuid) -> anyhow::Result<()> {
     target.volume.ready().await?;
     let server = target.serve_by_iscsi(id)?;
-    let left = if resume {
-        target.left().await?
-    } else {
-        Arc::new(Left::Nothing)
-    };
     let showing = target.clone();
-    tokio::task::spawn_blocking(move || showing.show_file(&left)).await??;
+    tokio::task::spawn_blocking(move || showing.show_file()).await??;
     target.tell();
     std::future::pending::<()>().await;
     drop(server);
@@ -214,52 +194,43 @@ impl Target {
         Arc::new(VolumeFile::new(self.bytes.clone(), self.runtime.clone()))
     }
 
-    /// What the agent has kept of a predecessor, which is on its way. It is waited for without a limit: whoever uses
-    /// the file would lose it if it was mounted anew. Should the agent die meanwhile, the next one says that there
-    /// is nothing.
-    async fn left(&self) -> anyhow::Result<Arc<Left>> {
-        let mut handed_over = self.handed_over.subscribe();
-        loop {
-            let arrived = handed_over.wait_for(Option::is_some);
-            match tokio::time::timeout(HANDOVER_USUAL, arrived).await {
-                Ok(found) => return found?.clone().context("nothing was handed over"),
-                Err(_) => tracing::warn!("the file of the predecessor is still waited for"),
-            }
-        }
+    /// Goes on with the file of a predecessor, or mounts one. Once the volume serves: until then its size is not known,
+    /// and a file of no size would refuse what it is asked.
+    fn show_file(self: &Arc<Self>) -> anyhow::Result<()> {
+        let server = match self.resume_file() {
+            Some(server) => server,
+            None => self.mount_file()?,
+        };
+        // The file is shown to nobody before the keeper holds its connection.
+        let link = self.keeping.deposit(&server)?;
+        *self.file() = Some(server);
+        Keeping::stay(self, link)?;
+        Ok(())
     }
 
-    /// Goes on with the file of a predecessor, or mounts one.
-    fn show_file(&self, left: &Left) -> anyhow::Result<()> {
+    fn resume_file(&self) -> Option<fuse::Server> {
+        let left = self.keeping.take()?;
+        let resumed = fuse::Server::resume(
+            left.fuse,
+            left.negotiated,
+            &self.run.file(),
+            self.backing(),
+            fuse::Options::default(),
+        );
+        resumed
+            .inspect_err(|error| tracing::warn!(%error, "the predecessor's file cannot go on"))
+            .ok()
+    }
+
+    fn mount_file(&self) -> anyhow::Result<fuse::Server> {
         let place = self.run.file();
-        if let Left::Connection { fuse, negotiated } = left {
-            let resumed = fuse::Server::resume(
-                fuse.try_clone()?,
-                *negotiated,
-                &place,
-                self.backing(),
-                fuse::Options::default(),
-            );
-            match resumed {
-                Ok(server) => {
-                    *self.file() = Some(server);
-                    return Ok(());
-                }
-                Err(error) => tracing::warn!(%error, "the predecessor's file cannot go on"),
-            }
-        }
+        // Whoever waits for the file of before gets an error now, and does not keep this from taking it away.
+        self.keeping.release();
         fuse::dismantle(&place).context("what is left of an earlier file is in the way")?;
         std::fs::create_dir_all(&place)
             .with_context(|| format!("{} cannot be made", place.display()))?;
         let server = fuse::Server::mount(&place, self.backing(), fuse::Options::default())?;
-        *self.file() = Some(server);
-        Ok(())
-    }
-
-    /// Takes what a predecessor has left. It is used once the volume serves: until then its size is not known, and
-    /// a file of no size would refuse what it is asked.
-    pub fn take_over(&self, left: Left) -> Answer {
-        self.handed_over.send_replace(Some(Arc::new(left)));
-        Answer::Done
+        Ok(server)
     }
 
     /// Leaves the file to a successor.

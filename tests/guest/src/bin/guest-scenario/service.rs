@@ -11,6 +11,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -224,6 +225,12 @@ impl Drop for Service {
         let _ = self.child.kill();
         let _ = self.child.wait();
         crate::volume::sweep(self.dir.path());
+        // It stays for a moment when there is nothing left to keep.
+        let lock = self.dir.path().join("data/keeper/keeper.lock");
+        let pid = std::fs::read_to_string(lock).unwrap_or_default();
+        if let Some(pid) = pid.trim().parse().ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! A process that outlives whoever started it: found by a lock, started with a log, ended by its pid.
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -10,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
 
-use super::paths::ProcessPaths;
+use crate::paths::ProcessPaths;
 
 /// A log that is longer begins anew with the next start.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// How much of its end is told when a process does not start.
 const LOG_TAIL_BYTES: u64 = 600;
 /// How often it is looked whether a process has come up or gone.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+pub const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// For how long a look at a lock may seem to be a process that holds it.
 const LOOK_TIME_MAX: Duration = Duration::from_millis(100);
 
@@ -79,8 +80,8 @@ pub fn living(path: &Path) -> std::io::Result<Option<Pid>> {
     }
 }
 
-/// Starts this program again under a hidden verb, apart from this process and its terminal.
-pub fn start(paths: &ProcessPaths, arguments: &[&std::ffi::OsStr]) -> std::io::Result<Child> {
+/// This program under a hidden verb, with a log and away from the terminal.
+pub fn command(paths: &ProcessPaths, arguments: &[impl AsRef<OsStr>]) -> std::io::Result<Command> {
     let too_long = |log: &Path| std::fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES_MAX);
     let mut options = OpenOptions::new();
     options.create(true).append(true);
@@ -89,16 +90,19 @@ pub fn start(paths: &ProcessPaths, arguments: &[&std::ffi::OsStr]) -> std::io::R
     }
     let log = options.open(&paths.log)?;
     log.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-    Command::new("/proc/self/exe")
+    let mut command = Command::new("/proc/self/exe");
+    command
         .arg0("trellis")
         .args(arguments)
-        // Who is armed to die at a step is the service, and it alone.
-        .env_remove(crate::crash::VARIABLE)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
-        .stderr(log)
-        .process_group(0)
-        .spawn()
+        .stderr(log);
+    Ok(command)
+}
+
+/// Starts this program again under a hidden verb, apart from this process and its terminal.
+pub fn start(paths: &ProcessPaths, arguments: &[impl AsRef<OsStr>]) -> std::io::Result<Child> {
+    command(paths, arguments)?.process_group(0).spawn()
 }
 
 /// Waits until `ready` says so. Answers false if the process ended first or the time is over.
@@ -130,26 +134,4 @@ pub fn last_words(log: &Path) -> String {
     let text = read().unwrap_or_default();
     let last = text.lines().rev().find(|line| !line.trim().is_empty());
     last.unwrap_or("it said nothing").trim().to_owned()
-}
-
-/// Ends the process that holds the lock: asks it, and kills it when it has not gone in time. Answers whether it is
-/// gone.
-pub fn end(lock: &Path, grace: Duration) -> std::io::Result<bool> {
-    for (signal, limit) in [(Signal::TERM, grace), (Signal::KILL, grace)] {
-        let Some(pid) = living(lock)? else {
-            return Ok(true);
-        };
-        match rustix::process::kill_process(pid, signal) {
-            Ok(()) | Err(Errno::SRCH) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        let deadline = Instant::now() + limit;
-        while Instant::now() < deadline {
-            if living(lock)?.is_none() {
-                return Ok(true);
-            }
-            std::thread::sleep(LOOK_EVERY);
-        }
-    }
-    Ok(false)
 }

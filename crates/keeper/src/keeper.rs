@@ -1,0 +1,286 @@
+//! The keeper's one thread: waits until somebody asks, a process ends or something is due, and does that.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::error::Error;
+use crate::message::{Answer, Event, Request, receive, send};
+use crate::paths::{ProcessPaths, RunDir};
+use crate::process::Life;
+use crate::processes::Processes;
+use crate::wanted::WantedFile;
+
+/// How many connections there may be: the service has two, and every target one.
+const PEERS_MAX: usize = 16 << 10;
+/// How many may wait to be let in.
+const BACKLOG: i32 = 256;
+/// How long a keeper stays that has nothing to keep and nobody to talk to.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
+/// The pause when not even a connection can be accepted.
+const TROUBLE_PAUSE: Duration = Duration::from_millis(100);
+/// The most descriptors of one connection: `/dev/fuse`, and the memory of its requests.
+const DESCRIPTORS_MAX: usize = 2;
+
+/// What a keeper is told at its start.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Its own directory.
+    pub directory: PathBuf,
+    /// Where the volumes have their run directories.
+    pub run: PathBuf,
+}
+
+/// What is held of a volume.
+struct Held {
+    descriptors: Vec<OwnedFd>,
+    note: String,
+}
+
+/// Somebody who has connected.
+struct Peer {
+    socket: OwnedFd,
+    /// It wants to be told of events.
+    watches: bool,
+}
+
+struct Keeper {
+    listener: OwnedFd,
+    peers: BTreeMap<u64, Peer>,
+    peers_ever: u64,
+    held: BTreeMap<String, Held>,
+    processes: Processes,
+    /// Since when there is nothing to do at all.
+    idle_since: Option<Instant>,
+}
+
+/// What has happened.
+enum Happened {
+    Somebody,
+    Peer(u64),
+    Ended((String, String)),
+}
+
+/// Keeps until there is nothing to keep and nobody asks any more.
+pub fn run(settings: &Settings) -> Result<(), Error> {
+    // So that no terminal and no service manager of whoever started this takes it for its own.
+    if let Err(errno) = rustix::process::setsid() {
+        tracing::debug!(%errno, "the keeper has no session of its own");
+    }
+    let paths = RunDir::at(settings.directory.clone()).process("keeper");
+    let used = |path: &PathBuf| {
+        let path = path.clone();
+        move |source: io::Error| Error::Path { path, source }
+    };
+    let life = Life::begin(&paths.lock).map_err(used(&paths.lock))?;
+    let Some(_life) = life else {
+        let directory = settings.directory.clone();
+        return Err(Error::AlreadyRuns { directory });
+    };
+    let file = WantedFile::of(&settings.directory);
+    let mut keeper = Keeper {
+        processes: Processes::open(settings.run.clone(), file, Instant::now()),
+        listener: listen(&paths).map_err(used(&paths.socket))?,
+        peers: BTreeMap::new(),
+        peers_ever: 0,
+        held: BTreeMap::new(),
+        idle_since: None,
+    };
+    while keeper.has_work(Instant::now()) {
+        keeper.turn().map_err(Error::Wait)?;
+    }
+    let _ = std::fs::remove_file(&paths.socket);
+    Ok(())
+}
+
+/// Listens: whoever sees the socket by its name can connect.
+fn listen(paths: &ProcessPaths) -> io::Result<OwnedFd> {
+    match std::fs::remove_file(&paths.deaf_socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&paths.deaf_socket)?)?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    std::fs::rename(&paths.deaf_socket, &paths.socket)?;
+    Ok(listener)
+}
+
+impl Keeper {
+    /// Whether it should go on. One that is idle stays for a moment, because the service may be about to come back.
+    fn has_work(&mut self, now: Instant) -> bool {
+        let idle = self.peers.is_empty() && self.held.is_empty() && self.processes.is_empty();
+        if !idle {
+            self.idle_since = None;
+            return true;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        now.duration_since(since) < IDLE_TIME_MAX
+    }
+
+    /// Sleeps until something happens, and does what is to be done then.
+    fn turn(&mut self) -> io::Result<()> {
+        let events = self.processes.attend(Instant::now());
+        self.tell(&events);
+        for happened in self.wait()? {
+            match happened {
+                Happened::Somebody => self.accept(),
+                Happened::Peer(peer) => self.listen_to(peer),
+                Happened::Ended(process) => {
+                    let event = self.processes.ended(&process, Instant::now());
+                    self.tell(event.as_slice());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self) -> io::Result<Vec<Happened>> {
+        let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        let mut what = vec![Happened::Somebody];
+        for (number, peer) in &self.peers {
+            polled.push(PollFd::new(&peer.socket, PollFlags::IN));
+            what.push(Happened::Peer(*number));
+        }
+        let watched: Vec<(&(String, String), BorrowedFd<'_>)> = self.processes.watched().collect();
+        for (key, pidfd) in &watched {
+            polled.push(PollFd::new(pidfd, PollFlags::IN));
+            what.push(Happened::Ended((*key).clone()));
+        }
+        let limit = self.time_to_sleep(Instant::now());
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        match poll(&mut polled, limit.as_ref()) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let happened = polled.iter().map(|each| !each.revents().is_empty());
+        Ok(what
+            .into_iter()
+            .zip(happened)
+            .filter_map(|(what, happened)| happened.then_some(what))
+            .collect())
+    }
+
+    fn time_to_sleep(&self, now: Instant) -> Option<Duration> {
+        let ends = self.idle_since.map(|since| since + IDLE_TIME_MAX);
+        let next = ends.into_iter().chain(self.processes.next_deadline()).min();
+        next.map(|at| at.saturating_duration_since(now))
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.listener, flags) {
+            Ok(_) if self.peers.len() >= PEERS_MAX => {}
+            Ok(socket) => {
+                self.peers_ever += 1;
+                let peer = Peer {
+                    socket,
+                    watches: false,
+                };
+                self.peers.insert(self.peers_ever, peer);
+            }
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(errno) => {
+                tracing::warn!(%errno, "a connection cannot be accepted");
+                std::thread::sleep(TROUBLE_PAUSE);
+            }
+        }
+    }
+
+    /// Answers one request of a peer, or lets go of it when it has gone.
+    fn listen_to(&mut self, number: u64) {
+        let Some(peer) = self.peers.get(&number) else {
+            return;
+        };
+        let received = match receive::<Request>(&peer.socket) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            other => other,
+        };
+        let Ok(Some((request, descriptors))) = received else {
+            self.peers.remove(&number);
+            return;
+        };
+        let answered = self.answer(number, request, descriptors);
+        if let Err(error) = answered {
+            tracing::debug!(%error, "an answer could not be given");
+            self.peers.remove(&number);
+        }
+    }
+
+    fn answer(
+        &mut self,
+        number: u64,
+        request: Request,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<()> {
+        let now = Instant::now();
+        let mut sent: Vec<BorrowedFd<'_>> = Vec::new();
+        let answer = match request {
+            Request::Run(wanted) => {
+                let wanted = self.processes.want(wanted, now);
+                let events = self.processes.attend(now);
+                self.tell(&events);
+                done(wanted)
+            }
+            Request::Forget { volume, name } => done(self.processes.forget(&volume, &name)),
+            Request::End { volume, name } => done(self.processes.end(&volume, &name, now)),
+            Request::Deposit { .. } if !(1..=DESCRIPTORS_MAX).contains(&descriptors.len()) => {
+                Answer::Refused {
+                    message: "A connection comes with one or two descriptors.".to_owned(),
+                }
+            }
+            Request::Deposit { volume, note } => {
+                self.held.insert(volume, Held { descriptors, note });
+                Answer::Done
+            }
+            Request::Take { volume } => match self.held.get(&volume) {
+                Some(held) => {
+                    sent = held.descriptors.iter().map(AsFd::as_fd).collect();
+                    let note = held.note.clone();
+                    Answer::Held { note }
+                }
+                None => Answer::Nothing,
+            },
+            Request::Release { volume } => {
+                self.held.remove(&volume);
+                Answer::Done
+            }
+            Request::Watch => {
+                if let Some(peer) = self.peers.get_mut(&number) {
+                    peer.watches = true;
+                }
+                Answer::Done
+            }
+        };
+        match self.peers.get(&number) {
+            Some(peer) => send(&peer.socket, &answer, &sent),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells whoever watches. One who does not listen is let go of, and asks anew when it sees that.
+    fn tell(&mut self, events: &[Event]) {
+        for event in events {
+            self.peers
+                .retain(|_, peer| !peer.watches || send(&peer.socket, event, &[]).is_ok());
+        }
+    }
+}
+
+fn done(result: io::Result<()>) -> Answer {
+    match result {
+        Ok(()) => Answer::Done,
+        Err(error) => Answer::Refused {
+            message: format!("What shall run cannot be kept: {error}."),
+        },
+    }
+}

@@ -1,0 +1,62 @@
+//! A connection to the keeper, from those who ask it.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::message::{Answer, Event, Request, receive, send};
+
+/// How long the keeper may take for an answer. It does nothing that takes time.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A connection. The keeper knows by its end that this process has gone, and the other way round.
+#[derive(Debug)]
+pub struct Link {
+    socket: OwnedFd,
+}
+
+impl Link {
+    /// Connects to the keeper that listens there.
+    pub fn open(path: &Path) -> io::Result<Link> {
+        let kind = SocketType::SEQPACKET;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIME_MAX))?;
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIME_MAX))?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Link { socket })
+    }
+
+    /// Asks for something that needs and brings no descriptors.
+    pub fn ask(&self, request: &Request) -> io::Result<Answer> {
+        self.ask_with(request, &[]).map(|(answer, _)| answer)
+    }
+
+    /// Asks, with descriptors in both directions.
+    pub fn ask_with(
+        &self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<(Answer, Vec<OwnedFd>)> {
+        send(&self.socket, request, descriptors)?;
+        match receive(&self.socket)? {
+            Some((Answer::Refused { message }, _)) => Err(io::Error::other(message)),
+            Some(answer) => Ok(answer),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Waits for the next event, without a limit; none when the keeper has gone.
+    pub fn next(&self) -> io::Result<Option<Event>> {
+        sockopt::set_socket_timeout(&self.socket, Timeout::Recv, None)?;
+        match receive(&self.socket) {
+            Ok(event) => Ok(event.map(|(event, _)| event)),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

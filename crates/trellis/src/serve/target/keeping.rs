@@ -1,0 +1,122 @@
+//! The FUSE connection of a target at the keeper: taken over from a predecessor, deposited before anybody can use the
+//! file, and deposited again with every other keeper that comes.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use trellis_keeper::Link;
+use trellis_keeper::message::{Answer, Request};
+use trellis_node::fuse::{self, Negotiated};
+
+use super::Target;
+
+/// The pause before a keeper that is not there is looked for again.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long a keeper may be away before it is said.
+const USUAL_TIME: Duration = Duration::from_secs(10);
+
+/// The keeper, for the target of one volume.
+pub struct Keeping {
+    socket: PathBuf,
+    volume: String,
+}
+
+/// What a predecessor has left.
+pub struct Left {
+    /// The connection.
+    pub fuse: OwnedFd,
+    /// What it was begun with.
+    pub negotiated: Negotiated,
+}
+
+impl Keeping {
+    /// The keeper that listens there.
+    pub fn new(socket: PathBuf, volume: String) -> Keeping {
+        Keeping { socket, volume }
+    }
+
+    /// Connects to the keeper, and does something with it that is tried again until it works: the service starts a
+    /// keeper that is not there.
+    fn with_keeper<T>(&self, act: impl Fn(&Link) -> io::Result<T>) -> (Link, T) {
+        let mut say_at = Instant::now() + USUAL_TIME;
+        loop {
+            let done =
+                Link::open(&self.socket).and_then(|link| act(&link).map(|done| (link, done)));
+            match done {
+                Ok(done) => return done,
+                Err(error) if Instant::now() >= say_at => {
+                    tracing::warn!(%error, "the keeper is still waited for");
+                    say_at = Instant::now() + USUAL_TIME;
+                }
+                Err(_) => {}
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// What the keeper holds of a predecessor. It is waited for without a limit: whoever uses the file would lose it
+    /// if it was mounted anew.
+    pub fn take(&self) -> Option<Left> {
+        let volume = self.volume.clone();
+        let request = Request::Take { volume };
+        let (_, (answer, mut descriptors)) = self.with_keeper(|link| link.ask_with(&request, &[]));
+        let Answer::Held { note } = answer else {
+            return None;
+        };
+        let negotiated = serde_json::from_str(&note).ok()?;
+        let fuse = descriptors.pop()?;
+        Some(Left { fuse, negotiated })
+    }
+
+    /// Has the keeper hold nothing: what it holds cannot be gone on with.
+    pub fn release(&self) {
+        let volume = self.volume.clone();
+        let request = Request::Release { volume };
+        self.with_keeper(|link| link.ask(&request));
+    }
+
+    /// Has the keeper hold the connection of this file, and answers the link by whose end the keeper's own shows.
+    pub fn deposit(&self, file: &fuse::Server) -> io::Result<Link> {
+        let fuse = file.fd().try_clone_to_owned()?;
+        self.deposit_parts(&fuse, file.negotiated())
+    }
+
+    fn deposit_parts(&self, fuse: &OwnedFd, negotiated: Negotiated) -> io::Result<Link> {
+        use std::os::fd::AsFd;
+        let request = Request::Deposit {
+            volume: self.volume.clone(),
+            note: serde_json::to_string(&negotiated)?,
+        };
+        let (link, _) = self.with_keeper(|link| link.ask_with(&request, &[fuse.as_fd()]));
+        Ok(link)
+    }
+
+    /// Deposits the target's file again whenever the keeper is another one, as long as there is a file.
+    pub fn stay(target: &Arc<Target>, link: Link) -> io::Result<()> {
+        let target = target.clone();
+        let thread = std::thread::Builder::new().name("keeper".to_owned());
+        let stay = move || {
+            let mut link = link;
+            loop {
+                while let Ok(Some(_)) = link.next() {}
+                let parts = target.with_file(|file| {
+                    let fuse = file.fd().try_clone_to_owned()?;
+                    Ok::<_, io::Error>((fuse, file.negotiated()))
+                });
+                let Some(parts) = parts else { return };
+                let again = parts
+                    .and_then(|(fuse, negotiated)| target.keeping.deposit_parts(&fuse, negotiated));
+                match again {
+                    Ok(next) => link = next,
+                    Err(error) => {
+                        return tracing::error!(%error, "the file cannot be deposited again");
+                    }
+                }
+            }
+        };
+        thread.spawn(stay).map(drop)
+    }
+}

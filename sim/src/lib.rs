@@ -100,6 +100,13 @@ pub enum Failure {
     SplitBrain,
     /// A marker that a client was told of is gone.
     MarkerLost,
+    /// A change of who the replicas are has let a full copy go before there was another one.
+    FullCopyLost {
+        /// Full copies among the replicas before.
+        before: usize,
+        /// Full copies among those that are to follow.
+        after: usize,
+    },
 }
 
 /// A failure and when it happened.

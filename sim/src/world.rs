@@ -539,6 +539,7 @@ impl World {
                 self.markers.insert(snapshot.id);
             }
             Effect::ViewChanged { view } => {
+                self.check_full_copies(index, &view);
                 let known = self.views.last().map_or(0, |view| view.version);
                 if view.version > known {
                     self.trace(|| format!("view {} {:?}", view.version, view));
@@ -573,6 +574,21 @@ impl World {
         };
         if !view.write_quorum(has) {
             self.fail(Failure::RaisedEarly { size });
+        }
+    }
+
+    /// A change of who the replicas are costs no full copy, unless fewer are wanted.
+    fn check_full_copies(&mut self, index: usize, view: &View) {
+        let Some(next) = &view.next else { return };
+        let status = self.chiefs[index].coordinator.status();
+        let is_full = |id: &&Uuid| {
+            let replica = status.replicas.get(*id);
+            replica.is_some_and(|it| it.state == coordinator::ReplicaState::InSync)
+        };
+        let before = view.current.members.iter().filter(is_full).count();
+        let after = next.members.iter().filter(is_full).count();
+        if after < before.min(next.members.len()) {
+            self.fail(Failure::FullCopyLost { before, after });
         }
     }
 

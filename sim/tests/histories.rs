@@ -117,3 +117,19 @@ fn the_word_of_a_replica_that_was_given_up_is_found() {
     };
     assert!(is_found(flaws, |it| matches!(it, Failure::Read(_))));
 }
+
+#[test]
+fn a_change_that_costs_a_full_copy_is_found() {
+    // Fails if a replica that holds everything may go for one that does not yet.
+    let flaws = Flaws {
+        coordinator: coordinator::Flaws {
+            change_early: true,
+            ..coordinator::Flaws::default()
+        },
+        ..Flaws::default()
+    };
+    assert!(is_found(flaws, |it| matches!(
+        it,
+        Failure::FullCopyLost { .. }
+    )));
+}

@@ -313,7 +313,11 @@ pub fn held(view: &View) -> Option<Held> {
             .filter_map(|each| each.status.as_ref()?.hold.clone());
         holds.next().map(|hold| Held::new(None, hold))
     };
-    unprovisioned().or_else(on_rung).or_else(in_use)
+    let copies = || condition(claim, status::COPIES).map(|hold| Held::new(None, hold));
+    unprovisioned()
+        .or_else(on_rung)
+        .or_else(in_use)
+        .or_else(copies)
 }
 
 /// The hold that a condition of the claim tells.

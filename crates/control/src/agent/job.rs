@@ -8,7 +8,7 @@ use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus,
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
-use crate::claim::copies::wanted;
+use crate::claim::copies::{to_begin_with, wanted};
 use crate::claim::provision::{reservations, was_served};
 use crate::view::View;
 
@@ -86,7 +86,9 @@ pub enum Fate {
     /// It has been there, so it must be found. One that is missing is a loss to report, not a reason
     /// to make an empty one in its place.
     Find,
-    /// It shall go.
+    /// It shall go as soon as its target says that it does not count. Until then it is served like the others.
+    Leave,
+    /// It shall go with its volume.
     Remove,
 }
 
@@ -185,6 +187,7 @@ fn goal(view: &View, replica: Option<&ReplicaJob>) -> Bytes {
 
 fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> ReplicatedJob {
     let wanted = view.volume.as_ref().map(|volume| wanted(view, volume));
+    let wanted = wanted.unwrap_or_default();
     let target = view.target.as_ref().zip(view.volume.as_ref());
     let target = target.filter(|(target, _)| target.spec.node == node.name);
     let addresses = view.replicas.iter().filter_map(|each| {
@@ -197,7 +200,8 @@ fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> Replicat
             place: TargetPlace {
                 volume: view.key.clone(),
                 volume_id: volume.uid().unwrap_or_default(),
-                members: wanted.unwrap_or_default(),
+                members: to_begin_with(view, &wanted),
+                wanted,
                 addresses: addresses.collect(),
             },
             first_copies: reservations(volume).len(),
@@ -237,33 +241,21 @@ fn replica_job(
         .and_then(|status| status.capacity)
         .is_some();
     // A replica goes with its volume, which goes only when its claim has. One that somebody deleted by hand
-    // while its volume stays is marked, and kept; one of several goes once it does not count any more.
-    let goes = object.metadata.deletion_timestamp.is_some()
-        && (view.volume.is_none() || is_dispensed_with(view, object));
-    let fate = match (goes, measured) {
-        (true, _) => Fate::Remove,
-        (false, true) => Fate::Find,
-        (false, false) => Fate::Make,
+    // while its volume stays is marked, and kept; one of several leaves once it does not count any more. Until a
+    // volume is known to have been served, it has a claim on the places of its first copies, and they stay.
+    let is_deleted = object.metadata.deletion_timestamp.is_some();
+    let can_leave = view.is_replicated() && view.volume.as_deref().is_some_and(was_served);
+    let fate = match (is_deleted, measured) {
+        (true, _) if view.volume.is_none() => Fate::Remove,
+        (true, _) if can_leave => Fate::Leave,
+        (_, true) => Fate::Find,
+        (_, false) => Fate::Make,
     };
     Some(ReplicaJob {
         object: object.clone(),
         place,
         fate,
     })
-}
-
-/// Whether the target has agreed with the other copies that this one does not count. Until a volume is known to have
-/// been served, it has a claim on the places of its first copies, and they stay.
-fn is_dispensed_with(view: &View, object: &Replica) -> bool {
-    if !view.volume.as_deref().is_some_and(was_served) {
-        return false;
-    }
-    let agreed = view
-        .target
-        .as_ref()
-        .and_then(|target| target.status.as_ref()?.members.as_ref());
-    let id = object.uid().unwrap_or_default();
-    view.is_replicated() && agreed.is_some_and(|members| !members.replicas.contains(&id))
 }
 
 fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> UseJob {

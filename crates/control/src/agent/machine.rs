@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use trellis_api::kinds::{Content, FilesystemKind, Members, ReplicaSeen, Usage, Via};
 use trellis_api::{Bytes, Hold, Rung};
 
@@ -99,10 +100,25 @@ pub struct TargetPlace {
     pub volume: String,
     /// The volume's identity.
     pub volume_id: String,
-    /// Who shall count. The copies themselves may have agreed on others meanwhile, and then move there.
+    /// Who counts, as far as it is known: to begin with. The copies themselves know better.
     pub members: Members,
+    /// The copies that are asked for. The target decides from what it sees of them who counts
+    /// ([`crate::claim::members::who_counts`]).
+    pub wanted: CopiesWanted,
     /// Where the copies can be reached, by identity; also those that do not count yet or not any more.
     pub addresses: BTreeMap<String, String>,
+}
+
+/// The copies that are asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CopiesWanted {
+    /// How many.
+    pub count: u32,
+    /// How many of them must have a write before it is acknowledged.
+    pub consistency_factor: u32,
+    /// The identities of those that shall stay. Others that count are to go as soon as they can be spared.
+    pub staying: Vec<String>,
 }
 
 /// A target as it was found.
@@ -118,13 +134,13 @@ pub struct TargetFound {
     pub iqn: Option<String>,
     /// Its iSCSI address.
     pub portal: Option<String>,
-    /// Who counts.
+    /// Who counts, just now; while that changes, those of both sides.
     pub members: Members,
     /// How each copy is.
     pub replicas: Vec<ReplicaSeen>,
     /// I/O is served.
     pub available: bool,
-    /// Every copy holds everything.
+    /// As many copies as are asked for are there, and each of them holds everything.
     pub redundancy_met: bool,
     /// Every copy has the volume's size.
     pub size_converged: bool,

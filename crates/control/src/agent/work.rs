@@ -89,7 +89,7 @@ pub fn work(machine: &dyn Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> 
             outcome.pool_changed = true;
             machine.make_replica(&replica.place, job.goal)
         }
-        Fate::Find => machine.find_replica(&replica.place),
+        Fate::Find | Fate::Leave => machine.find_replica(&replica.place),
     };
     match found {
         Ok(found) => use_and_climb(machine, job, replica, found, early, &mut outcome),

@@ -1,8 +1,9 @@
 //! How many copies a volume of several has: one is added where some are missing, one is let go of where there are
 //! too many. A copy that somebody deletes is replaced in the same way.
 //!
-//! Only objects are made and deleted here. Who counts is agreed by the target with the copies themselves, and a copy
-//! keeps its bytes until it does not count any more, so there is no moment with too few of them.
+//! Only objects are made and deleted here. Who counts is decided by the target, from what it sees of the copies
+//! (`members`), and agreed with the copies themselves. A copy keeps its bytes until it does not count any more, so
+//! there is no moment with too few of them.
 
 use kube::{Resource, ResourceExt};
 use trellis_api::kinds::{Members, Replica, ReplicaState, Volume};
@@ -11,8 +12,12 @@ use trellis_api::{Hold, HoldReason};
 use super::class::Class;
 use super::plan::{PlaceOfCopy, Plan, Promise, Rooms};
 use super::provision::{make_replica, replica_name, was_served};
+use crate::agent::machine::CopiesWanted;
 use crate::view::View;
 use crate::write::{Object, Place, Write};
+
+/// How many copies can count at a time.
+const COPIES_MAX: usize = 5;
 
 /// The copies that shall stay.
 pub fn staying(view: &View) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
@@ -21,18 +26,39 @@ pub fn staying(view: &View) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
         .filter(|each| each.metadata.deletion_timestamp.is_none())
 }
 
-/// Who shall count, and how many of them make a write durable: all copies that shall stay. The factor that was asked
-/// for holds as long as there are as many copies; with fewer it is a majority of them.
-pub fn wanted(view: &View, volume: &Volume) -> Members {
-    let mut replicas: Vec<String> = staying(view).filter_map(|each| each.uid()).collect();
-    replicas.sort_unstable();
-    let count = u32::try_from(replicas.len()).unwrap_or(u32::MAX);
-    let asked = volume.spec.consistency_factor;
-    Members {
-        version: 1,
-        consistency_factor: if asked <= count { asked } else { count / 2 + 1 },
-        replicas,
+/// The copies that are asked for. Until the volume has been served it is all that there are: it begins with the
+/// copies that it was made with, also with one that somebody has deleted meanwhile.
+pub fn wanted(view: &View, volume: &Volume) -> CopiesWanted {
+    let all = || view.replicas.iter().filter_map(|each| each.uid()).collect();
+    let served = was_served(volume);
+    let stay = || staying(view).filter_map(|each| each.uid()).collect();
+    let mut staying: Vec<String> = if served { stay() } else { all() };
+    staying.sort_unstable();
+    CopiesWanted {
+        count: volume.spec.replicas,
+        consistency_factor: volume.spec.consistency_factor,
+        staying,
     }
+}
+
+/// Who counts to begin with: who did when the target was last seen, or else all copies, with a factor that they can
+/// reach. At most as many as can count at a time are named; the copies know the rest.
+pub fn to_begin_with(view: &View, wanted: &CopiesWanted) -> Members {
+    let agreed = view.target.as_ref();
+    let agreed = agreed.and_then(|target| target.status.as_ref()?.members.clone());
+    let mut members = agreed.unwrap_or_else(|| {
+        let count = u32::try_from(wanted.staying.len()).unwrap_or(u32::MAX);
+        let asked = wanted.consistency_factor;
+        Members {
+            version: 1,
+            consistency_factor: if asked <= count { asked } else { count / 2 + 1 },
+            replicas: wanted.staying.clone(),
+        }
+    });
+    members.replicas.truncate(COPIES_MAX);
+    let count = u32::try_from(members.replicas.len()).unwrap_or(u32::MAX);
+    members.consistency_factor = members.consistency_factor.clamp(1, count.max(1));
+    members
 }
 
 /// The next step towards as many copies as are asked for; none if there are as many. A hold says why there cannot be.
@@ -244,10 +270,13 @@ mod tests {
     #[test]
     fn the_factor_is_one_that_the_copies_can_reach() {
         let three = view(&["InSync", "InSync", "InSync"]);
-        assert_eq!(wanted(&three, &volume(3, 3)).consistency_factor, 3);
+        let begins = |view: &View, volume: &Volume| {
+            to_begin_with(view, &wanted(view, volume)).consistency_factor
+        };
+        assert_eq!(begins(&three, &volume(3, 3)), 3);
         let two = view(&["InSync", "InSync"]);
-        assert_eq!(wanted(&two, &volume(2, 3)).consistency_factor, 2);
-        assert_eq!(wanted(&two, &volume(2, 1)).consistency_factor, 1);
+        assert_eq!(begins(&two, &volume(2, 3)), 2);
+        assert_eq!(begins(&two, &volume(2, 1)), 1);
         assert_eq!(adjust(&two, &volume(2, 1), &Anywhere), Ok(None));
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod class;
 pub mod copies;
+pub mod members;
 pub mod plan;
 pub mod provision;
 pub mod rooms;

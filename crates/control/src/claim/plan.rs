@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold};
 
-use super::{copies, grow, provision, reclaim};
+use super::{copies, grow, provision, reclaim, status};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
@@ -148,12 +148,39 @@ pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
             Some(plan) => plan,
             None => match copies::adjust(view, volume, rooms) {
                 Ok(Some(plan)) => plan,
-                Ok(None) => grow::advance(view, claim, volume, rooms, None, now),
-                Err(hold) => grow::advance(view, claim, volume, rooms, Some(hold), now),
+                Ok(None) => {
+                    let plan = grow::advance(view, claim, volume, rooms, None, now);
+                    tell_of_copies(claim, None, plan, now)
+                }
+                Err(hold) => {
+                    let plan = grow::advance(view, claim, volume, rooms, Some(hold.clone()), now);
+                    tell_of_copies(claim, Some(&hold), plan, now)
+                }
             },
         },
         (None, _) => reclaim::reclaim(view),
     }
+}
+
+/// Has the claim say what keeps its copies. What else is written to it comes first: that outdates what was seen.
+fn tell_of_copies(
+    claim: &PersistentVolumeClaim,
+    hold: Option<&Hold>,
+    mut plan: Plan,
+    now: &MicroTime,
+) -> Plan {
+    let place = claim_place(claim);
+    let is_of_claim = |write: &Write| matches!(write, Write::PatchStatus(of, _) if *of == place);
+    if plan.writes.iter().any(is_of_claim) {
+        return plan;
+    }
+    if let Some(body) = status::copies_held(claim, hold, now) {
+        plan.writes
+            .push(Write::PatchStatus(place, status::pinned(claim, body)));
+        let note = hold.map(|hold| Note::held(claim, "CopiesHeld", hold));
+        plan.notes.extend(note);
+    }
+    plan
 }
 
 /// The place of a claim.

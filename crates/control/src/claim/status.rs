@@ -19,6 +19,9 @@ const OUR_CONDITIONS: [&str; 5] = [
 /// The condition of a claim that cannot be provisioned now. Kubernetes has only events for that, which
 /// vanish after an hour.
 pub const HELD: &str = "Held";
+/// The condition of a bound claim that does not have the copies that are asked for, and why. It has nothing to do with
+/// sizes, so what is said of these leaves it alone.
+pub const COPIES: &str = "CopiesHeld";
 
 /// The size that a claim asks for.
 pub fn requested(claim: &PersistentVolumeClaim) -> Option<Bytes> {
@@ -92,6 +95,23 @@ pub fn held(claim: &PersistentVolumeClaim, hold: &Hold, now: &MicroTime) -> Valu
         now,
     ));
     json!({ "status": { "conditions": conditions } })
+}
+
+/// Why the claim does not have the copies that are asked for; nothing if that is said already.
+pub fn copies_held(
+    claim: &PersistentVolumeClaim,
+    hold: Option<&Hold>,
+    now: &MicroTime,
+) -> Option<Value> {
+    let status = claim.status.as_ref();
+    let mut conditions = status
+        .and_then(|status| status.conditions.clone())
+        .unwrap_or_default();
+    conditions.retain(|each| each.type_ != COPIES);
+    conditions
+        .extend(hold.map(|hold| condition(claim, COPIES, hold.reason.code(), &hold.message, now)));
+    let body = json!({ "status": { "conditions": or_none(conditions) } });
+    changes(claim, &body).then_some(body)
 }
 
 /// A growth to `to` has begun.

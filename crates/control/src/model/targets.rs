@@ -1,7 +1,8 @@
 //! Targets of volumes of several copies: who counts, who holds everything, and what is served.
 //!
 //! A copy that was away, or is new, holds everything again at the second look of a target that has a quorum: in
-//! between it is being repaired. Who counts moves to those who shall count when a quorum of these holds everything.
+//! between it is being repaired. Who counts moves to those who shall count when a quorum of these holds everything,
+//! and that must never cost a full copy.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,8 @@ use trellis_api::kinds::{Members, ReplicaSeen, ReplicaState};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use super::machine::{Copy, State, missing, refused};
-use crate::agent::machine::{TargetFound, TargetPlace};
+use crate::agent::machine::{CopiesWanted, TargetFound, TargetPlace};
+use crate::claim::members::who_counts;
 
 /// A target and what its copies have agreed on.
 pub(super) struct Served {
@@ -41,30 +43,43 @@ impl Served {
         count >= usize::try_from(members.consistency_factor).unwrap_or(usize::MAX)
     }
 
+    /// How many of these hold everything and can be reached.
+    fn full(&self, members: &Members, reachable: &[String]) -> usize {
+        let full = |id: &&String| reachable.contains(*id) && self.is_whole(id);
+        members.replicas.iter().filter(full).count()
+    }
+
     /// Time goes on: whoever can be reached comes nearer to holding everything, who cannot be misses something.
-    fn go_on(&mut self, wanted: &Members, reachable: &[String]) {
+    /// Answers the rule that was broken, if one was.
+    fn go_on(&mut self, asked: &CopiesWanted, reachable: &[String]) -> Option<String> {
         if !self.has_quorum(&self.members, reachable) {
-            return;
+            return None;
         }
         self.whole.retain(|id| reachable.contains(id));
         self.repairing.retain(|id| reachable.contains(id));
         let repaired = std::mem::take(&mut self.repairing);
         self.whole.extend(repaired);
-        let all = self.members.replicas.iter().chain(&wanted.replicas);
+        let all = self.members.replicas.iter().chain(&asked.staying);
         for id in all {
             let is_new = !self.is_whole(id) && !self.repairing.contains(id);
             if is_new && reachable.contains(id) {
                 self.repairing.push(id.clone());
             }
         }
+        let wanted = who_counts(asked, &self.members, &|id| self.is_whole(id));
         let is_other = wanted.replicas != self.members.replicas
             || wanted.consistency_factor != self.members.consistency_factor;
-        if is_other && self.has_quorum(wanted, reachable) {
-            self.members = Members {
-                version: self.members.version + 1,
-                ..wanted.clone()
-            };
+        if !is_other || !self.has_quorum(&wanted, reachable) {
+            return None;
         }
+        let before = self.full(&self.members, reachable);
+        let after = self.full(&wanted, reachable);
+        let needed = before.min(usize::try_from(asked.count).unwrap_or(usize::MAX));
+        self.members = Members {
+            version: self.members.version + 1,
+            ..wanted
+        };
+        (after < needed).then(|| format!("{before} full copies became {after} of {}", asked.count))
     }
 }
 
@@ -91,7 +106,8 @@ impl State {
         let Some(mut target) = self.targets.remove(&place.volume) else {
             unreachable!("it was just begun");
         };
-        target.go_on(&place.members, &reachable);
+        let broken = target.go_on(&place.wanted, &reachable);
+        self.mistakes.extend(broken);
         for id in target.whole.clone() {
             let size = target.size;
             if let Some(copy) = self.copy_of(&id) {
@@ -160,10 +176,8 @@ impl State {
             portal: None,
             replicas: members.replicas.iter().map(seen).collect(),
             available,
-            redundancy_met: members
-                .replicas
-                .iter()
-                .all(|id| reachable.contains(id) && target.is_whole(id)),
+            redundancy_met: target.full(members, reachable)
+                >= usize::try_from(place.wanted.count).unwrap_or(usize::MAX),
             size_converged: sizes.iter().all(|size| *size == target.size),
             hold: (!available).then(hold),
             members: members.clone(),

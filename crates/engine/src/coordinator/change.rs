@@ -8,6 +8,14 @@
 //! of both. The second waits until the view with both is durable at quorums of both, together with all
 //! that was acknowledged before it. So whoever takes over, knowing the old view or the new one, finds a
 //! replica that knows what he needs to know.
+//!
+//! A change also waits until it costs no full copy: as many of the new replicas hold everything as of the
+//! old ones, or all that are wanted. A quorum alone would let a whole one go for one that is still empty.
+//!
+//! A replica that was let go of is needed until a quorum of the new ones knows that it was: a successor
+//! that finds the view with both would look for it.
+
+use std::collections::BTreeSet;
 
 use super::peer::Peer;
 use super::{Coordinator, Effect};
@@ -18,9 +26,28 @@ pub(super) struct Change {
     pub(super) goal: Option<Config>,
     /// The flush after the entry with both configurations.
     flush: Option<u64>,
+    /// The entry with the new configuration alone, as long as no quorum has it, and who is not in it any more.
+    leaving: Option<(u64, BTreeSet<ReplicaId>)>,
 }
 
 impl Coordinator {
+    /// The replicas that were let go of and that a successor may still need.
+    pub(super) fn leaving(&self) -> BTreeSet<ReplicaId> {
+        let leaving = self.change.leaving.as_ref();
+        leaving
+            .map(|(_, leaving)| leaving.clone())
+            .unwrap_or_default()
+    }
+
+    /// Whether the replicas of `goal` would be as many full copies as there are now, or as many as are wanted.
+    fn keeps_full_copies(&self, goal: &Config) -> bool {
+        let full = |config: &Config| {
+            let members = config.members.iter();
+            members.filter(|id| self.is_whole(**id)).count()
+        };
+        full(goal) >= full(&self.view.current).min(goal.members.len())
+    }
+
     pub(super) fn reconfigure(&mut self, config: Config) {
         if config.is_sound() {
             self.change.goal = Some(config);
@@ -44,6 +71,11 @@ impl Coordinator {
     }
 
     pub(super) fn change_step(&mut self, out: &mut Vec<Effect>) {
+        if let Some((seq, _)) = &self.change.leaving
+            && self.view.write_quorum(|id| self.acked_by(id, *seq))
+        {
+            self.change.leaving = None;
+        }
         match (&self.view.next, &self.change.goal, self.change.flush) {
             (None, Some(goal), _) if *goal == self.view.current => self.change.goal = None,
             (None, Some(goal), _) => {
@@ -58,7 +90,8 @@ impl Coordinator {
                     let large = |peer: &Peer| peer.size >= self.size;
                     self.is_whole(id) && self.peers.get(&id).is_some_and(large)
                 };
-                if joint.write_quorum(ready) {
+                let keeps = self.changes_early() || self.keeps_full_copies(goal);
+                if keeps && joint.write_quorum(ready) {
                     self.view = joint;
                     self.announce();
                     self.changed(out);
@@ -73,6 +106,8 @@ impl Coordinator {
                             .is_some_and(|peer| peer.flushed() >= flush)
                 };
                 if self.view.write_quorum(durable) {
+                    let before = &self.view.current.members;
+                    let leaving = before.difference(&next.members).copied().collect();
                     self.view = View {
                         lineage: self.view.lineage,
                         version: self.view.version + 1,
@@ -80,7 +115,8 @@ impl Coordinator {
                         next: None,
                     };
                     self.change.flush = None;
-                    self.append(EntryOp::View(self.view.clone()));
+                    let seq = self.append(EntryOp::View(self.view.clone()));
+                    self.change.leaving = Some((seq, leaving));
                     self.changed(out);
                 }
             }

@@ -86,6 +86,8 @@ pub struct Flaws {
     pub peek_early: bool,
     /// Take the word of a replica of another history, or of one that has lost its memory.
     pub skip_lineage: bool,
+    /// Change the replicas as soon as a quorum of the new ones holds everything, whatever full copy that costs.
+    pub change_early: bool,
 }
 
 /// Whose reports it takes to decide which bytes count.
@@ -488,6 +490,17 @@ impl Coordinator {
     #[cfg(not(feature = "flaws"))]
     #[allow(clippy::unused_self)]
     fn ignores_lineage(&self) -> bool {
+        false
+    }
+
+    #[cfg(feature = "flaws")]
+    fn changes_early(&self) -> bool {
+        self.settings.flaws.change_early
+    }
+
+    #[cfg(not(feature = "flaws"))]
+    #[allow(clippy::unused_self)]
+    fn changes_early(&self) -> bool {
         false
     }
 

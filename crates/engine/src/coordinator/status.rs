@@ -1,6 +1,6 @@
 //! What is said about a volume: three words with three meanings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::peer::{Peer, Stage};
 use super::{Coordinator, GrowthHeld, Phase, Standing, Takeover};
@@ -27,6 +27,8 @@ pub struct Status {
     pub growth_held: Option<GrowthHeld>,
     /// Who the replicas are.
     pub view: View,
+    /// Replicas that were let go of, until a quorum knows it: a successor may still need them.
+    pub leaving: BTreeSet<ReplicaId>,
     /// How each of them is, and of those that are on their way to be one.
     pub replicas: BTreeMap<ReplicaId, ReplicaStatus>,
     /// The generation of this coordinator.
@@ -106,6 +108,7 @@ impl Coordinator {
             growth_held: self.growth.held,
             not_served: self.not_served(),
             view: self.view.clone(),
+            leaving: self.leaving(),
             replicas: self
                 .peers
                 .iter()

@@ -5,8 +5,9 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde::Serialize;
 use serde_json::json;
-use trellis_api::Bytes;
 use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaSeen, ReplicaState, Volume};
+use trellis_api::{Bytes, Hold};
+use trellis_control::claim::copies::staying;
 use trellis_control::view::View;
 
 use super::changes;
@@ -98,6 +99,22 @@ fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
     found.ok_or_else(|| Ended::NotFound(format!("claim {claim:?} has no volume yet")).into())
 }
 
+/// What a copy that leaves waits for.
+fn waits_for(view: &View, volume: &Volume, seen: &[ReplicaSeen]) -> String {
+    let is_whole = |replica: &&std::sync::Arc<Replica>| {
+        let id = replica.uid().unwrap_or_default();
+        let mut whole = seen
+            .iter()
+            .filter(|each| each.state == ReplicaState::InSync);
+        whole.any(|each| each.id == id)
+    };
+    format!(
+        "{} of {} others hold everything",
+        staying(view).filter(is_whole).count(),
+        volume.spec.replicas
+    )
+}
+
 /// A volume, as programs read it; sizes are exact.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -112,6 +129,8 @@ struct Shown {
     /// `Available`, `RedundancyMet` and `SizeConverged` of several copies, in this order.
     conditions: Vec<(String, bool)>,
     copies: Vec<Copy>,
+    /// What keeps the volume from what is asked of it.
+    hold: Option<Hold>,
 }
 
 /// One copy.
@@ -154,8 +173,12 @@ impl Shown {
             copies: view
                 .replicas
                 .iter()
-                .map(|each| Copy::of(each, &status.replicas))
+                .map(|each| Copy::of(each, view, volume, &status.replicas))
                 .collect(),
+            hold: volume
+                .status
+                .as_ref()
+                .and_then(|status| status.hold.clone()),
             iqn: status.iqn,
             portal: status.portal,
         })
@@ -225,14 +248,21 @@ impl Shown {
             table.row(cells, Some(tone));
         }
         text.push_str(&table.render(colours));
+        if let Some(hold) = &self.hold {
+            let action = hold.reason.action();
+            text.push_str(&format!(
+                "{}: {}\nwhat to do: {action}\n",
+                hold.reason, hold.message
+            ));
+        }
         text
     }
 }
 
 impl Copy {
-    fn of(replica: &Replica, seen: &[ReplicaSeen]) -> Copy {
+    fn of(replica: &Replica, view: &View, volume: &Volume, all: &[ReplicaSeen]) -> Copy {
         let id = replica.uid().unwrap_or_default();
-        let seen = seen.iter().find(|each| each.id == id);
+        let seen = all.iter().find(|each| each.id == id);
         let status = replica.status.clone().unwrap_or_default();
         let leaves = replica.metadata.deletion_timestamp.is_some();
         let state = match (seen.map(|seen| seen.state), status.phase) {
@@ -254,7 +284,10 @@ impl Copy {
             behind: seen.map(|seen| seen.behind).unwrap_or_default(),
             repair_left: seen.map(|seen| seen.repair_left).unwrap_or_default(),
             repair_total: seen.map(|seen| seen.repair_total).unwrap_or_default(),
-            reason: status.hold.map(|hold| hold.reason.code().to_owned()),
+            reason: status
+                .hold
+                .map(|hold| hold.reason.code().to_owned())
+                .or_else(|| leaves.then(|| waits_for(view, volume, all))),
         }
     }
 }

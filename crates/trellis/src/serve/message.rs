@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use trellis_api::kinds::{Members, ReplicaSeen};
 use trellis_api::{Bytes, HoldReason};
+use trellis_control::agent::machine::CopiesWanted;
 use trellis_keeper::message::{receive, send};
 
 /// What a target is started with, and told when it changes.
@@ -19,8 +20,11 @@ pub struct Settings {
     pub volume: String,
     /// The volume's identity.
     pub volume_id: String,
-    /// The copies that shall count.
+    /// The copies that count, as far as it is known: to begin with.
     pub members: Members,
+    /// The copies that are asked for.
+    #[serde(default)]
+    pub wanted: CopiesWanted,
     /// Where copies can be reached.
     pub addresses: BTreeMap<String, String>,
     /// The iSCSI name.
@@ -73,11 +77,11 @@ pub struct TargetStatus {
     pub copies: Bytes,
     /// I/O is served.
     pub available: bool,
-    /// Every copy holds everything.
+    /// As many copies as are asked for hold everything.
     pub redundancy_met: bool,
     /// Every copy has the volume's size.
     pub size_converged: bool,
-    /// Who counts.
+    /// Who counts; while that changes, those of both sides.
     pub members: Members,
     /// How each copy is.
     pub replicas: Vec<ReplicaSeen>,

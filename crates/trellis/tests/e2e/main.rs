@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod copies;
 mod crash;
 mod growth;
 mod harness;

@@ -57,46 +57,63 @@ pub(super) fn work(
             outcome.target = Some(Err(hold));
         }
     }
+    let_go(machine, replicated, outcome);
 }
 
-/// Copies whose volume is gone, or that do not count any more.
+/// Copies that shall go and that do not count any more, as the target has just said: what is stored of it may be
+/// outdated, and bytes that are gone do not come back.
+fn let_go(machine: &dyn Machine, replicated: &ReplicatedJob, outcome: &mut Outcome) {
+    let Some(Ok(found)) = &outcome.target else {
+        return;
+    };
+    let members = found.members.replicas.clone();
+    let leaves =
+        |copy: &&ReplicaJob| copy.fate == Fate::Leave && !members.contains(&copy.place.replica_id);
+    for copy in replicated.copies.iter().filter(leaves) {
+        let name = copy.object.name_any();
+        outcome.copies.retain(|(of, _)| *of != name);
+        remove_copy(machine, copy, outcome);
+    }
+}
+
+fn remove_copy(machine: &dyn Machine, copy: &ReplicaJob, outcome: &mut Outcome) {
+    let name = copy.object.name_any();
+    let gone = machine
+        .retire_copy(&copy.place)
+        .and_then(|()| machine.remove_replica(&copy.place));
+    match gone {
+        Ok(()) => {
+            outcome.copies_removed.push(name);
+            outcome.pool_changed = true;
+        }
+        Err(hold) => outcome.copies.push((name, Err(hold))),
+    }
+}
+
+/// Copies whose volume is gone.
 fn remove_copies(
     machine: &dyn Machine,
     job: &Job,
     replicated: &ReplicatedJob,
     outcome: &mut Outcome,
 ) {
-    let volume_is_gone = replicated.target.is_none();
-    if volume_is_gone {
-        let in_use = !job.uses.is_empty() || !outcome.lingering.is_empty();
-        if in_use {
-            let message = "The copies of the volume are still in use.".to_owned();
-            outcome.uses = refuse_all(job, &Hold::new(HoldReason::InUse, message));
-            return;
+    let in_use = !job.uses.is_empty() || !outcome.lingering.is_empty();
+    if in_use {
+        let message = "The copies of the volume are still in use.".to_owned();
+        outcome.uses = refuse_all(job, &Hold::new(HoldReason::InUse, message));
+        return;
+    }
+    if let Err(hold) = end_target(machine, job) {
+        for copy in &replicated.copies {
+            outcome
+                .copies
+                .push((copy.object.name_any(), Err(hold.clone())));
         }
-        if let Err(hold) = end_target(machine, job) {
-            for copy in &replicated.copies {
-                outcome
-                    .copies
-                    .push((copy.object.name_any(), Err(hold.clone())));
-            }
-            return;
-        }
+        return;
     }
     for copy in &replicated.copies {
-        if copy.fate != Fate::Remove {
-            continue;
-        }
-        let name = copy.object.name_any();
-        let gone = machine
-            .retire_copy(&copy.place)
-            .and_then(|()| machine.remove_replica(&copy.place));
-        match gone {
-            Ok(()) => {
-                outcome.copies_removed.push(name);
-                outcome.pool_changed = true;
-            }
-            Err(hold) => outcome.copies.push((name, Err(hold))),
+        if copy.fate == Fate::Remove {
+            remove_copy(machine, copy, outcome);
         }
     }
 }

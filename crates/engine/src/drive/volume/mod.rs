@@ -384,9 +384,21 @@ impl Volume {
     }
 
     /// Changes who the replicas are. Returns as soon as it is begun; the status tells when the view is
-    /// the new one. `addresses` has those of all replicas of `config`.
+    /// the new one. `addresses` has those of all replicas of `config`, and of others that are to be kept the
+    /// same without being counted; one that is not among them and does not count is forgotten.
     pub async fn reconfigure(
         &self,
+        config: Config,
+        addresses: BTreeMap<ReplicaId, Address>,
+    ) -> Answer<()> {
+        self.reconfigure_from(None, config, addresses).await
+    }
+
+    /// The same, if the view still has the version that it had when this was decided; with a later one, which the
+    /// status tells, it is not begun.
+    pub async fn reconfigure_from(
+        &self,
+        from: Option<u64>,
         config: Config,
         addresses: BTreeMap<ReplicaId, Address>,
     ) -> Answer<()> {
@@ -394,11 +406,17 @@ impl Volume {
             return Err(VolumeError::ConfigBad);
         }
         self.ask(|reply| Command::Reconfigure {
+            from,
             config,
             addresses,
             reply,
         })
         .await
+    }
+
+    /// Says where the replicas are reached from now on: all of them. Who counts stays as it is.
+    pub async fn reach(&self, addresses: BTreeMap<ReplicaId, Address>) -> Answer<()> {
+        self.ask(|reply| Command::Reach { addresses, reply }).await
     }
 
     /// Marks the present moment under an id, durably. The same id again is the same marker.

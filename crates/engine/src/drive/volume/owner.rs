@@ -21,8 +21,9 @@ use super::requests::{Command, Reply, Requests};
 use super::spin::Spin;
 use super::{Ended, LocalReplica, VolumeError, VolumeSettings};
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status, Takeover};
+use crate::drive::Address;
 use crate::drive::lent::Arena;
-use crate::proto::{Config, Geometry, Promise, SnapshotRecord, View};
+use crate::proto::{Config, Geometry, Promise, ReplicaId, SnapshotRecord, View};
 
 /// How often the coordinator is told the time: while somebody waits for something, and otherwise.
 const TICK_BUSY: Duration = Duration::from_millis(20);
@@ -277,27 +278,50 @@ impl Owner {
                 self.requests.compare(write, expected, reply);
             }
             Command::Grow { to, reply } => self.want_growth(to, reply),
+            Command::Reach { addresses, reply } => {
+                self.reach(&addresses);
+                reply.give(Ok(()));
+            }
             Command::Reconfigure {
+                from,
                 config,
                 addresses,
                 reply,
             } => {
-                self.peers.learn(addresses);
-                let known = config.members.iter().all(|id| self.peers.knows(*id));
-                if known {
-                    self.config = Some(config.clone());
-                    self.take(Event::Reconfigure { config });
-                }
-                reply.give(if known {
-                    Ok(())
-                } else {
-                    Err(VolumeError::ConfigBad)
-                });
+                self.reach(&addresses);
+                reply.give(self.reconfigure(from, config));
             }
             Command::Mark { id, reply } => self.want_marker(id, reply),
             Command::Stop => return true,
         }
         false
+    }
+
+    /// Takes addresses over. Who has none any more and does not count is not waited for.
+    fn reach(&mut self, addresses: &BTreeMap<ReplicaId, Address>) {
+        self.peers.learn(addresses);
+        for replica in self.peers.ids() {
+            let of_goal = self.config.as_ref();
+            let of_goal = of_goal.is_some_and(|config| config.members.contains(&replica));
+            let is_known = addresses.contains_key(&replica) || self.view.contains(replica);
+            if !is_known && !of_goal && !self.peers.is_here(replica) {
+                self.peers.forget(replica);
+                self.take(Event::Forget { replica });
+            }
+        }
+    }
+
+    fn reconfigure(&mut self, from: Option<u64>, config: Config) -> Result<(), VolumeError> {
+        if from.is_some_and(|version| version != self.view.version) {
+            return Ok(());
+        }
+        let is_known = |id: &ReplicaId| self.peers.knows(*id) || self.view.contains(*id);
+        if !config.members.iter().all(is_known) {
+            return Err(VolumeError::ConfigBad);
+        }
+        self.config = Some(config.clone());
+        self.take(Event::Reconfigure { config });
+        Ok(())
     }
 
     fn take(&mut self, event: Event) {
@@ -505,7 +529,8 @@ impl Owner {
         self.status_due = true;
         if view.next.is_none() && self.config.as_ref() == Some(&view.current) {
             self.config = None;
-            for replica in self.peers.ids() {
+            // Others that are not in the view are on their way to be.
+            for replica in self.view.members() {
                 if !view.contains(replica) {
                     self.peers.forget(replica);
                     self.take(Event::Forget { replica });
@@ -572,6 +597,7 @@ fn refuse(command: Command, error: VolumeError) {
         Command::Io { reply, .. } => reply.give(Err(error)),
         Command::Compare { reply, .. } => reply.give(Err(error)),
         Command::Grow { reply, .. } => reply.give(Err(error)),
+        Command::Reach { reply, .. } => reply.give(Err(error)),
         Command::Reconfigure { reply, .. } => reply.give(Err(error)),
         Command::Mark { reply, .. } => reply.give(Err(error)),
         Command::Stop => {}

@@ -146,6 +146,12 @@ impl Peers {
         self.peers.contains_key(&replica)
     }
 
+    /// Whether it is in this process.
+    pub(super) fn is_here(&self, replica: ReplicaId) -> bool {
+        let peer = self.peers.get(&replica);
+        peer.is_some_and(|peer| matches!(peer.place, Place::Here(_)))
+    }
+
     pub(super) fn ids(&self) -> Vec<ReplicaId> {
         self.peers.keys().copied().collect()
     }
@@ -156,17 +162,18 @@ impl Peers {
     }
 
     /// Takes addresses over. One that has changed is used from now on.
-    pub(super) fn learn(&mut self, addresses: BTreeMap<ReplicaId, Address>) {
+    pub(super) fn learn(&mut self, addresses: &BTreeMap<ReplicaId, Address>) {
         for (id, address) in addresses {
-            match self.peers.get_mut(&id).map(|peer| &mut peer.place) {
+            match self.peers.get_mut(id).map(|peer| &mut peer.place) {
                 Some(Place::Here(_)) => {}
-                Some(Place::There(known)) if *known == address => {}
+                Some(Place::There(known)) if known == address => {}
                 Some(place) => {
                     // A connection that there is goes on as long as it lasts.
-                    *place = Place::There(address);
+                    *place = Place::There(address.clone());
                 }
                 None => {
-                    self.peers.insert(id, Peer::new(Place::There(address)));
+                    let peer = Peer::new(Place::There(address.clone()));
+                    self.peers.insert(*id, peer);
                 }
             }
         }

@@ -57,7 +57,13 @@ pub(super) enum Command {
         to: u64,
         reply: Reply<u64>,
     },
+    Reach {
+        addresses: BTreeMap<ReplicaId, Address>,
+        reply: Reply<()>,
+    },
     Reconfigure {
+        /// The view from which it was decided. With a later one it is not begun.
+        from: Option<u64>,
         config: Config,
         addresses: BTreeMap<ReplicaId, Address>,
         reply: Reply<()>,

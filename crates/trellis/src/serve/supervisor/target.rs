@@ -62,6 +62,7 @@ impl Supervisor {
             volume: place.volume.clone(),
             volume_id: place.volume_id.clone(),
             members: place.members.clone(),
+            wanted: place.wanted.clone(),
             addresses: place.addresses.clone(),
             iqn: iqn(&place.volume),
         };

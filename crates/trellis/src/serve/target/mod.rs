@@ -20,8 +20,10 @@ use clap::Args;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use trellis_api::kinds::Members;
 use trellis_api::{Bytes, HoldReason};
-use trellis_engine::drive::{Address, Ended, Volume, VolumeSettings};
+use trellis_control::claim::members::who_counts;
+use trellis_engine::drive::{Address, Ended, Volume, VolumeError, VolumeSettings};
 use trellis_engine::proto::{Config, ReplicaId};
 use trellis_iscsi::login::Chap;
 use trellis_iscsi::{Access, Server, ServerConfig};
@@ -34,7 +36,10 @@ use self::bytewise::Bytewise;
 use self::file::VolumeFile;
 use self::keeping::Keeping;
 use self::lun::{VolumeLun, VolumeMemory};
-use self::status::{held_reason, members, reason, seen, sentence, size_of_quorum};
+use self::status::{
+    current, held_reason, holds_everything, members, reason, redundancy_met, seen, sentence,
+    size_of_quorum,
+};
 use super::message::{Answer, Settings, TargetStatus};
 
 /// How long a growth may take before the agent gets an answer.
@@ -62,6 +67,8 @@ pub struct Target {
     volume: Volume,
     bytes: Bytewise,
     settings: Mutex<Settings>,
+    /// What was last asked of the volume.
+    wish: Mutex<Option<Wish>>,
     run: RunDir,
     runtime: Handle,
     file: Mutex<Option<fuse::Server>>,
@@ -70,6 +77,13 @@ pub struct Target {
     /// Counts what the agent should know.
     changed: watch::Sender<u64>,
     end: watch::Sender<bool>,
+}
+
+/// What is asked of the volume: who shall count, if that can be decided, and where the copies are.
+#[derive(PartialEq)]
+struct Wish {
+    members: Option<Members>,
+    addresses: BTreeMap<String, String>,
 }
 
 /// Serves a volume until it is told to stop, or another target has taken over.
@@ -82,7 +96,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
     };
     let text = std::fs::read(run.target_settings()).context("the settings cannot be read")?;
     let settings: Settings = serde_json::from_slice(&text).context("the settings are damaged")?;
-    let (config, addresses) = copies(&settings)?;
+    let (config, addresses) = (config(&settings.members)?, addresses(&settings)?);
     let id: Uuid = settings.volume_id.parse().context("no identity")?;
     let volume = Volume::start(VolumeSettings::new(id, config, addresses));
     let (end, mut ends) = watch::channel(false);
@@ -91,6 +105,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         volume: volume.clone(),
         keeping: Keeping::new(verb.keeper.clone(), settings.volume.clone()),
         settings: Mutex::new(settings),
+        wish: Mutex::default(),
         run,
         runtime: Handle::current(),
         file: Mutex::default(),
@@ -140,6 +155,9 @@ async fn tell_changes(target: Arc<Target>) -> anyhow::Result<()> {
     let mut statuses = target.volume.watch();
     let mut told = target.status();
     while statuses.changed().await.is_ok() {
+        if let Err(error) = target.adjust_members().await {
+            tracing::warn!(%error, "who counts cannot be changed; it is tried again");
+        }
         let now = target.status();
         if now.served != told.served {
             let telling = target.clone();
@@ -296,26 +314,49 @@ impl Target {
 
     /// Takes other copies, if they are others than before.
     pub fn configure(&self, settings: Settings) -> Answer {
-        let known = self.settings();
-        let same = known.addresses == settings.addresses
-            && known.members.replicas == settings.members.replicas
-            && known.members.consistency_factor == settings.members.consistency_factor;
-        if same {
-            return Answer::Done;
-        }
         let held = |reason: HoldReason, message: String| Answer::Held { reason, message };
-        let (config, addresses) = match copies(&settings) {
-            Ok(copies) => copies,
-            Err(error) => return held(HoldReason::ReplicaUnavailable, format!("{error:#}")),
-        };
-        let changed = self.volume.reconfigure(config, addresses);
-        match self.runtime.block_on(changed) {
-            Ok(()) => {
-                *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
-                Answer::Done
-            }
+        if let Err(error) = addresses(&settings) {
+            return held(HoldReason::ReplicaUnavailable, format!("{error:#}"));
+        }
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
+        match self.runtime.block_on(self.adjust_members()) {
+            Ok(()) => Answer::Done,
             Err(error) => held(reason(error), error.to_string()),
         }
+    }
+
+    /// Decides from what the copies are now who shall count, and where they are reached. It is decided here and not
+    /// from what is stored of them, which may be outdated. A change that is under way is let end first.
+    async fn adjust_members(&self) -> Result<(), VolumeError> {
+        let status = self.volume.status();
+        let settings = self.settings();
+        let is_at_rest = self.volume.size() > 0 && status.view.next.is_none();
+        let full = |id: &str| status.available && holds_everything(&status, id);
+        let members = is_at_rest.then(|| who_counts(&settings.wanted, &current(&status), &full));
+        let wish = Wish {
+            members,
+            addresses: settings.addresses.clone(),
+        };
+        if self.wish().as_ref() == Some(&wish) {
+            return Ok(());
+        }
+        let addresses = addresses(&settings).map_err(|_| VolumeError::ConfigBad)?;
+        match &wish.members {
+            None => self.volume.reach(addresses).await?,
+            Some(members) => {
+                let config = config(members).map_err(|_| VolumeError::ConfigBad)?;
+                let from = Some(members.version);
+                self.volume
+                    .reconfigure_from(from, config, addresses)
+                    .await?;
+            }
+        }
+        *self.wish() = Some(wish);
+        Ok(())
+    }
+
+    fn wish(&self) -> MutexGuard<'_, Option<Wish>> {
+        self.wish.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Grows, and tells whoever uses the volume before it is answered.
@@ -373,7 +414,7 @@ impl Target {
                 .map(Bytes::new),
             copies: Bytes::new(size_of_quorum(&status)),
             available: status.available,
-            redundancy_met: status.redundancy_met,
+            redundancy_met: redundancy_met(&status, &self.settings().wanted),
             size_converged: status.size_converged,
             members: members(&status),
             replicas: status.replicas.iter().map(seen).collect(),
@@ -384,24 +425,31 @@ impl Target {
     }
 }
 
-/// The copies in the engine's terms.
-fn copies(settings: &Settings) -> anyhow::Result<(Config, BTreeMap<ReplicaId, Address>)> {
-    let parse = |id: &String| {
-        id.parse::<ReplicaId>()
-            .with_context(|| format!("{id:?} is no identity"))
-    };
-    let members = settings.members.replicas.iter().map(parse);
+fn identity(id: &String) -> anyhow::Result<ReplicaId> {
+    id.parse().with_context(|| format!("{id:?} is no identity"))
+}
+
+/// Who counts, in the engine's terms.
+fn config(members: &Members) -> anyhow::Result<Config> {
     let config = Config {
-        members: members.collect::<anyhow::Result<_>>()?,
-        consistency: usize::try_from(settings.members.consistency_factor)?,
+        members: members
+            .replicas
+            .iter()
+            .map(identity)
+            .collect::<anyhow::Result<_>>()?,
+        consistency: usize::try_from(members.consistency_factor)?,
     };
     anyhow::ensure!(config.is_sound(), "a volume has 1 to 5 copies");
+    Ok(config)
+}
+
+/// Where the copies are reached, in the engine's terms.
+fn addresses(settings: &Settings) -> anyhow::Result<BTreeMap<ReplicaId, Address>> {
     let address = |(id, address): (&String, &String)| {
         let address = address
             .parse::<Address>()
             .with_context(|| format!("{address:?} is no address"))?;
-        anyhow::Ok((parse(id)?, address))
+        anyhow::Ok((identity(id)?, address))
     };
-    let addresses = settings.addresses.iter().map(address);
-    Ok((config, addresses.collect::<anyhow::Result<_>>()?))
+    settings.addresses.iter().map(address).collect()
 }

@@ -2,6 +2,7 @@
 
 use trellis_api::kinds::{Members, ReplicaSeen, ReplicaState};
 use trellis_api::{Bytes, HoldReason};
+use trellis_control::agent::machine::CopiesWanted;
 use trellis_engine::coordinator::{self, GrowthHeld, Status};
 use trellis_engine::drive::VolumeError;
 use trellis_engine::proto::{Geometry, ReplicaId};
@@ -58,14 +59,37 @@ pub fn size_of_quorum(status: &Status) -> u64 {
     of_quorum.unwrap_or_default().max(status.size)
 }
 
-/// Who counts.
+/// Who counts. While that changes, those of both sides do, and who was let go of counts until the others know it.
 pub fn members(status: &Status) -> Members {
+    let mut all = status.view.members();
+    all.extend(&status.leaving);
+    Members {
+        replicas: all.iter().map(ReplicaId::to_string).collect(),
+        ..current(status)
+    }
+}
+
+/// Who counts apart from a change that is under way.
+pub fn current(status: &Status) -> Members {
     let config = &status.view.current;
     Members {
         version: status.view.version,
         consistency_factor: u32::try_from(config.consistency).unwrap_or(u32::MAX),
         replicas: config.members.iter().map(ReplicaId::to_string).collect(),
     }
+}
+
+/// Whether a copy was just seen to hold everything.
+pub fn holds_everything(status: &Status, id: &str) -> bool {
+    let id = id.parse::<ReplicaId>().ok();
+    let replica = id.and_then(|id| status.replicas.get(&id));
+    replica.is_some_and(|it| it.state == coordinator::ReplicaState::InSync)
+}
+
+/// Whether as many copies as are asked for count and hold everything.
+pub fn redundancy_met(status: &Status, wanted: &CopiesWanted) -> bool {
+    let count = usize::try_from(wanted.count).unwrap_or(usize::MAX);
+    status.redundancy_met && status.view.current.members.len() >= count
 }
 
 /// How a copy is.

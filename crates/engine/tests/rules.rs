@@ -409,3 +409,61 @@ fn more_than_may_wait_is_refused_and_not_begun() {
     stage.write(id + 1, 0);
     assert_eq!(stage.replies[&(id + 1)], Err(IoError::Busy));
 }
+
+/// The replicas of these numbers, with the usual factor.
+fn config(numbers: impl Iterator<Item = u128>) -> trellis_engine::proto::Config {
+    trellis_engine::proto::Config::majority(numbers.map(replica).collect())
+}
+
+/// A replica has applied and made durable everything that was sent to it.
+fn flush_all(stage: &mut Stage, number: u128) {
+    let entries = stage.entries(number);
+    if let Some(flush) = entries.iter().rev().find(|entry| is_flush(entry)) {
+        let seq = flush.key.seq;
+        stage.answer(number, Answer::Flushed { seq });
+    }
+    if let Some(last) = entries.last() {
+        let seq = last.key.seq;
+        stage.answer(number, Answer::Done { seq });
+    }
+}
+
+#[test]
+fn a_full_replica_goes_only_when_another_one_is_full_and_is_needed_until_that_is_known() {
+    // Fails if a quorum of the others is taken for enough, or a successor could look for one that is gone.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    let wanted = config(1..4);
+    let goal = Event::Reconfigure {
+        config: wanted.clone(),
+    };
+    stage.tell(goal);
+    stage.wait(1000);
+    for number in 0..3 {
+        flush_all(&mut stage, number);
+    }
+    let status = stage.coordinator.status();
+    assert_eq!(
+        status.view.current,
+        config(0..3),
+        "the new one is not there"
+    );
+    assert_eq!(status.view.next, None);
+    stage.greet(3, 4 * MIB);
+    stage.report(3, 4 * MIB);
+    assert_eq!(stage.coordinator.status().view.next, None, "it is empty");
+    stage.take(3);
+    stage.answer(3, Answer::Joined);
+    assert_eq!(stage.coordinator.status().view.next, Some(wanted.clone()));
+    for number in 0..4 {
+        flush_all(&mut stage, number);
+    }
+    let status = stage.coordinator.status();
+    assert_eq!(status.view.current, wanted);
+    assert_eq!(status.view.next, None);
+    let leaving = status.leaving.into_iter().collect::<Vec<_>>();
+    assert_eq!(leaving, [replica(0)], "nobody knows the new view yet");
+    for number in 1..4 {
+        flush_all(&mut stage, number);
+    }
+    assert!(stage.coordinator.status().leaving.is_empty());
+}

@@ -110,7 +110,7 @@ reasons! {
         "A copy of the volume is on a node or pool that cannot be reached.",
         "Bring the node or the pool back (is its disk mounted?); everything goes on by itself then.";
     TooFewReplicas:
-        "Fewer copies answer than must have a write before it is acknowledged, so I/O and growth wait.",
+        "Fewer copies answer than must have a write before it is acknowledged, so growth waits, and I/O waits or fails as the class says (`whenBelowQuorum`).",
         "Bring the pools or nodes of the missing copies back (`trellis volume show CLAIM`); everything goes on by itself then.";
     TargetDown:
         "The process that serves the volume does not run or does not answer.",

@@ -66,6 +66,7 @@ pub async fn start(
     for _ in 0..WORKERS {
         tasks.spawn(agent::run(agent.clone(), world.passes.clone()));
     }
+    tasks.spawn(agent::run_returns(agent.clone()));
     tasks.spawn(agent::run_pools(agent, world.pool_queue.clone()));
     tasks.spawn(world.resync(settings.resync));
     tasks

@@ -194,7 +194,7 @@ fn an_error_has_its_own_number_and_one_that_passes_is_waited_for() {
     let place = Place::new(Bytes::mib(1));
     let backing = FileBacking::prompt(&place.data());
     let options = Options {
-        patience: Duration::from_millis(600),
+        patience: Some(Duration::from_millis(600)),
         ..Options::default()
     };
     let dynamic: Arc<dyn trellis_node::fuse::Backing> = Arc::<FileBacking>::clone(&backing);

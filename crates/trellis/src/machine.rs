@@ -357,6 +357,14 @@ impl Machine for ThisMachine {
         })
     }
 
+    fn is_there(&self, path: &Path) -> bool {
+        path.exists()
+    }
+
+    fn serve_again(&self, volume: &str) {
+        self.processes.serve_again(volume);
+    }
+
     fn retire_copy(&self, place: &ReplicaPlace) -> Result<(), Hold> {
         self.processes.retire_copy(place, &place.volume)?;
         step::reached(Step::CopyRetired);

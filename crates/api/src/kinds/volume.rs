@@ -1,5 +1,7 @@
 //! `Volume`: one claim's bytes, whatever carries them.
 
+use std::time::Duration;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -54,10 +56,31 @@ pub struct VolumeSpec {
     /// Whether the filesystem may grow while it is mounted; if not, it grows when nobody uses it.
     #[serde(default = "by_default")]
     pub online_growth: bool,
+    /// What becomes of requests when too few copies are there. Decided when the volume is made.
+    #[serde(default)]
+    pub when_below_quorum: WhenBelowQuorum,
+    /// How long a request waits for a quorum, in seconds, before it fails; with `wait`, before it is asked anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience_seconds: Option<u32>,
     /// The growth that led to the present goal; none while it has the size it was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growth: Option<GrowthRequest>,
 }
+
+/// What becomes of requests to a volume of which too few copies are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenBelowQuorum {
+    /// They wait until there are enough again, however long that takes.
+    #[default]
+    Wait,
+    /// They fail after a time.
+    Fail,
+}
+
+/// How long requests wait for a quorum that is to `fail` without one, unless it is said: as long as iSCSI initiators
+/// wait for a lost target.
+const PATIENCE_SECONDS: u32 = 120;
 
 /// The way that a volume's bytes take between a node's kernel and its copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -72,6 +95,13 @@ pub enum Via {
 }
 
 impl VolumeSpec {
+    /// After which time a request without a quorum fails; none if it waits without a limit.
+    pub fn fails_after(&self) -> Option<Duration> {
+        let patience = self.patience_seconds.unwrap_or(PATIENCE_SECONDS);
+        let fails = self.when_below_quorum == WhenBelowQuorum::Fail;
+        fails.then(|| Duration::from_secs(patience.into()))
+    }
+
     /// The way that its bytes take.
     pub fn way(&self) -> Via {
         let behind_target = self.via.unwrap_or(Via::Fuse);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::ResourceExt;
 use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus, Target};
@@ -202,6 +203,12 @@ fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> Replicat
                 volume_id: volume.uid().unwrap_or_default(),
                 members: to_begin_with(view, &wanted),
                 wanted,
+                fails_after: volume.spec.fails_after(),
+                asks_every: volume
+                    .spec
+                    .patience_seconds
+                    .map(u64::from)
+                    .map(Duration::from_secs),
                 addresses: addresses.collect(),
             },
             first_copies: reservations(volume).len(),
@@ -386,6 +393,8 @@ mod tests {
             thick: false,
             filesystem: None,
             online_growth: true,
+            when_below_quorum: trellis_api::kinds::WhenBelowQuorum::Wait,
+            patience_seconds: None,
             growth: None,
         };
         Arc::new(Volume::new("v", spec))

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use trellis_api::kinds::{Content, FilesystemKind, Members, ReplicaSeen, Usage, Via};
@@ -105,6 +106,10 @@ pub struct TargetPlace {
     /// The copies that are asked for. The target decides from what it sees of them who counts
     /// ([`crate::claim::members::who_counts`]).
     pub wanted: CopiesWanted,
+    /// After which time a request without a quorum fails; none if it waits without a limit.
+    pub fails_after: Option<Duration>,
+    /// After which time a request without a quorum is asked anew, if that is said.
+    pub asks_every: Option<Duration>,
     /// Where the copies can be reached, by identity; also those that do not count yet or not any more.
     pub addresses: BTreeMap<String, String>,
 }
@@ -201,6 +206,13 @@ pub trait Machine: Send + Sync + 'static {
 
     /// Has one of several copies served by a process of its own, which is started if it does not run.
     fn serve_copy(&self, replica: &ReplicaPlace) -> Result<CopyFound, Hold>;
+
+    /// Whether there is a file of that path.
+    fn is_there(&self, path: &Path) -> bool;
+
+    /// Has whatever shall run for a volume run, at once. A pass over the volume does the same, but may be waiting for
+    /// I/O that only these processes can answer.
+    fn serve_again(&self, volume: &str);
 
     /// Ends the process that serves a copy; without one it does nothing.
     fn retire_copy(&self, replica: &ReplicaPlace) -> Result<(), Hold>;

@@ -8,8 +8,10 @@ pub(crate) mod job;
 mod pool;
 pub(crate) mod reconcile;
 pub(crate) mod report;
+mod returns;
 pub(crate) mod work;
 
 pub use job::Node;
 pub use pool::run as run_pools;
 pub use reconcile::{Agent, Ladders, run};
+pub use returns::run as run_returns;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::StorageClass;
-use trellis_api::kinds::{FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, Via};
+use trellis_api::kinds::{FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, Via, WhenBelowQuorum};
 use trellis_api::{Hold, HoldReason};
 
 /// A class in our own terms.
@@ -24,6 +24,10 @@ pub struct Class {
     pub filesystem: FilesystemKind,
     /// Whether it may grow while it is mounted.
     pub online_growth: bool,
+    /// What becomes of requests when too few copies are there.
+    pub when_below_quorum: WhenBelowQuorum,
+    /// How long they wait then, in seconds, if it is said.
+    pub patience_seconds: Option<u32>,
     /// Whether a claim waits until something uses it.
     pub waits_for_consumer: bool,
     /// What becomes of the volume when its claim is gone: `Delete` or `Retain`.
@@ -51,6 +55,8 @@ impl Class {
             thick: false,
             filesystem: FilesystemKind::default(),
             online_growth: true,
+            when_below_quorum: WhenBelowQuorum::Wait,
+            patience_seconds: None,
             waits_for_consumer: class.volume_binding_mode.as_deref()
                 == Some("WaitForFirstConsumer"),
             reclaim_policy: class
@@ -132,6 +138,19 @@ impl Class {
                 self.online_growth = value.parse().map_err(|_| "\"true\" or \"false\"")?;
                 Ok(())
             }
+            "whenBelowQuorum" => {
+                self.when_below_quorum = match value {
+                    "wait" => WhenBelowQuorum::Wait,
+                    "fail" => WhenBelowQuorum::Fail,
+                    _ => return Err("\"wait\" or \"fail\""),
+                };
+                Ok(())
+            }
+            "patience" => {
+                let allowed = "a time of at least a second, such as 30s, 5m or 1h";
+                self.patience_seconds = Some(seconds(value).ok_or(allowed)?);
+                Ok(())
+            }
             FSTYPE_PARAMETER => {
                 self.filesystem = value.parse().map_err(|_| "xfs, btrfs, ext4 or ext3")?;
                 Ok(())
@@ -139,10 +158,23 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, via, pools, thick, onlineGrowth and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, via, pools, thick, onlineGrowth, whenBelowQuorum, patience and csi.storage.k8s.io/fstype",
             ),
         }
     }
+}
+
+/// A time in whole seconds.
+fn seconds(value: &str) -> Option<u32> {
+    let digits = value.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let number: u32 = digits.parse().ok()?;
+    let unit = match value.get(digits.len()..)? {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        _ => return None,
+    };
+    number.checked_mul(unit).filter(|seconds| *seconds > 0)
 }
 
 fn copies(value: &str) -> Option<u32> {
@@ -219,6 +251,10 @@ mod tests {
             ("replicas", "0"),
             ("replicas", "6"),
             ("consistencyFactor", "0"),
+            ("whenBelowQuorum", "hope"),
+            ("patience", "0s"),
+            ("patience", "30"),
+            ("patience", "5000000h"),
             ("consistencyFactor", "2"),
             ("via", "nvme"),
             ("pools", "a,,b"),

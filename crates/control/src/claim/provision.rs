@@ -163,6 +163,8 @@ fn make_volume(
         thick: class.thick,
         filesystem: (!is_block(claim)).then_some(class.filesystem),
         online_growth: class.online_growth,
+        when_below_quorum: class.when_below_quorum,
+        patience_seconds: class.patience_seconds,
         growth: None,
     };
     let mut volume = Volume::new(&view.key, spec);

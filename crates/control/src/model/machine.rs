@@ -227,6 +227,12 @@ impl Machine for Model {
         })
     }
 
+    fn is_there(&self, _: &Path) -> bool {
+        true
+    }
+
+    fn serve_again(&self, _: &str) {}
+
     fn retire_copy(&self, place: &ReplicaPlace) -> Result<(), Hold> {
         if let Some(copy) = self.state().replicas.get_mut(&place.name) {
             copy.is_served = false;

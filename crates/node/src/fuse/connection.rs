@@ -37,7 +37,7 @@ const WANTED: u64 = abi::init::ASYNC_READ
 pub(super) struct Connection {
     pub(super) device: OwnedFd,
     pub(super) backing: Arc<dyn Backing>,
-    patience: Duration,
+    patience: Option<Duration>,
     pub(super) waiting: Waiting,
     /// Requests of data that were taken and not answered.
     under_way: AtomicUsize,
@@ -46,7 +46,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(device: OwnedFd, backing: Arc<dyn Backing>, patience: Duration) -> Self {
+    pub(super) fn new(
+        device: OwnedFd,
+        backing: Arc<dyn Backing>,
+        patience: Option<Duration>,
+    ) -> Self {
         Connection {
             device,
             backing,
@@ -197,18 +201,18 @@ impl Connection {
             connection: Arc::clone(self),
             unique,
             job,
-            waits_since: None,
+            asked_at: Instant::now(),
         }
         .ask();
     }
 
     /// Keeps a request whose volume is not ready, or gives it up when it has waited long enough.
-    pub(super) fn ask_again_later(&self, mut pending: Pending) {
-        let since = *pending.waits_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < self.patience {
+    pub(super) fn ask_again_later(&self, pending: Pending) {
+        let waited = pending.asked_at.elapsed();
+        if self.patience.is_none_or(|patience| waited < patience) {
             self.waiting.put(pending);
         } else {
-            tracing::warn!(patience = ?self.patience, "a request was given up, its volume was not ready");
+            tracing::warn!(?waited, "a request was given up, its volume was not ready");
             pending.refuse(Errno::TIMEDOUT);
         }
     }

@@ -39,7 +39,7 @@
 //!
 //! **Errors.** Medium → EIO, NoSpace → ENOSPC, ReadOnly → EROFS, OutOfRange → ENXIO. NotReady is not told: a
 //! filesystem on top would stop at an error that waiting could have cured. The request is kept and asked
-//! again, for [`Options::patience`] at most, and then fails with ETIMEDOUT.
+//! again, without a limit, or for [`Options::patience`] and then fails with ETIMEDOUT.
 //!
 //! **Memory.** A server is on the way of the machine's own writes: should it wait for memory that only its own
 //! writes can free, all stands still. The readers say so to the kernel ([`crate::sys::fuse::flush_io`]);
@@ -129,16 +129,15 @@ pub enum BackingError {
 pub struct Options {
     /// How many threads take requests.
     pub readers: usize,
-    /// How long a request waits for a volume that is not ready.
-    pub patience: Duration,
+    /// How long a request waits for a volume that is not ready; without a limit if none.
+    pub patience: Option<Duration>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Options {
             readers: 2,
-            // As long as iSCSI initiators wait for a lost target by default.
-            patience: Duration::from_secs(120),
+            patience: None,
         }
     }
 }

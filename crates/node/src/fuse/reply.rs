@@ -38,8 +38,8 @@ pub(super) struct Pending {
     pub(super) connection: Arc<Connection>,
     pub(super) unique: u64,
     pub(super) job: Job,
-    /// When it was first answered that the volume is not ready.
-    pub(super) waits_since: Option<Instant>,
+    /// When it was asked for.
+    pub(super) asked_at: Instant,
 }
 
 impl Pending {

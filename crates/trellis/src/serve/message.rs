@@ -25,6 +25,12 @@ pub struct Settings {
     /// The copies that are asked for.
     #[serde(default)]
     pub wanted: CopiesWanted,
+    /// After which time a request without a quorum fails; none if it waits without a limit.
+    #[serde(default)]
+    pub fails_after: Option<Duration>,
+    /// After which time a request without a quorum is asked anew, if that is said.
+    #[serde(default)]
+    pub asks_every: Option<Duration>,
     /// Where copies can be reached.
     pub addresses: BTreeMap<String, String>,
     /// The iSCSI name.

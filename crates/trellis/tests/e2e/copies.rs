@@ -33,15 +33,15 @@ fn add_pool(service: &Service, name: &str) {
     service.trellis(&["pool", "add", name, path.to_str().unwrap()]);
 }
 
-fn class(replicas: &str, factor: &str) -> String {
+fn class(replicas: &str, factor: &str, more: &str) -> String {
     format!(
-        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: several\nprovisioner: trellis.dev\nallowVolumeExpansion: true\nparameters:\n  replicas: \"{replicas}\"\n  consistencyFactor: \"{factor}\"\n  pools: a,b,c,d\n"
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: several\nprovisioner: trellis.dev\nallowVolumeExpansion: true\nparameters:\n  replicas: \"{replicas}\"\n  consistencyFactor: \"{factor}\"\n  pools: a,b,c,d\n{more}"
     )
 }
 
 /// A block claim in use.
 fn in_use(service: &Service, replicas: &str, factor: &str) -> PathBuf {
-    service.apply(&class(replicas, factor));
+    service.apply(&class(replicas, factor, ""));
     let block = claim("data", "several", "128Mi");
     service.apply(&block.replace("spec:\n", "spec:\n  volumeMode: Block\n"));
     service.wait_bound("data");
@@ -396,5 +396,76 @@ fn without_a_pool_for_the_new_copy_the_old_one_stays_and_it_is_said_why() {
         let claim = service.object("pvc", "data")["status"]["conditions"].to_string();
         (!claim.contains("TooFewPools")).then_some(())
     });
+    service.trellis(&["umount", "data"]);
+}
+
+// Fails if a request below quorum fails although the class says that it waits, if it is not served when enough copies
+// are back, or if nobody looks for these.
+#[test]
+fn below_quorum_io_waits_and_goes_on_when_the_disks_are_back() {
+    let pools = ["a", "b", "c"];
+    let service = service(&pools);
+    // A request is asked anew after a second: one that lasts for several has outlived every limit that there is.
+    service.apply(&class("3", "2", "  patience: 1s\n"));
+    service.claim("data", "several", "512Mi");
+    let path = service.mount("data");
+    let first = crate::harness::write_file(&path.join("before"), 8 << 20, 1);
+    let copies = replicas(&service);
+    let lost: Vec<LostDisk> = copies[..2]
+        .iter()
+        .map(|copy| LostDisk::lose(&service, copy))
+        .collect();
+    service.wait("it is said that too few are there", |service| {
+        (!condition(&target(service), "Available")).then_some(())
+    });
+    let file = path.join("meanwhile");
+    let writer = std::thread::spawn(move || crate::harness::write_file(&file, 8 << 20, 2));
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(!writer.is_finished(), "nothing can be durable now");
+    for lost in lost {
+        std::fs::rename(&lost.aside, &lost.pool).unwrap();
+    }
+    service.wait("the write goes on", |_| writer.is_finished().then_some(()));
+    let second = writer.join().unwrap();
+    service.wait("all copies are whole", |service| {
+        condition(&target(service), "RedundancyMet").then_some(())
+    });
+    assert_eq!(crate::harness::checksum(&path.join("before")), first);
+    assert_eq!(crate::harness::checksum(&path.join("meanwhile")), second);
+    service.trellis(&["umount", "data"]);
+}
+
+// Fails if a request below quorum waits although the class says that it fails, or the volume does not serve again.
+#[test]
+fn below_quorum_io_fails_after_its_patience_if_the_class_says_so() {
+    let pools = ["a", "b"];
+    let service = service(&pools);
+    service.apply(&class(
+        "2",
+        "2",
+        "  whenBelowQuorum: fail\n  patience: 2s\n",
+    ));
+    let block = claim("data", "several", "128Mi");
+    service.apply(&block.replace("spec:\n", "spec:\n  volumeMode: Block\n"));
+    service.wait_bound("data");
+    let path = service.mount("data");
+    write_all(&path);
+    let copies = replicas(&service);
+    let lost = LostDisk::lose(&service, &copies[0]);
+    service.wait("it is said that too few are there", |service| {
+        (!condition(&target(service), "Available")).then_some(())
+    });
+    let mut device = File::options().write(true).open(&path).unwrap();
+    let written = device
+        .write_all(&pattern(0))
+        .and_then(|()| device.sync_all());
+    assert!(written.is_err(), "it was acknowledged by one of two");
+    std::fs::rename(&lost.aside, &lost.pool).unwrap();
+    service.wait("it serves again", |service| {
+        condition(&target(service), "RedundancyMet").then_some(())
+    });
+    write_all(&path);
+    read_back(&path);
+    drop(device);
     service.trellis(&["umount", "data"]);
 }

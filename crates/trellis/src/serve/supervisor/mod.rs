@@ -182,6 +182,20 @@ impl Supervisor {
         Ok(address)
     }
 
+    /// Starts what shall run for a volume and does not, without waiting for the next try.
+    pub fn serve_again(&self, volume: &str) {
+        let told: Vec<Wanted> = lock(&self.told)
+            .values()
+            .filter(|wanted| wanted.volume == volume)
+            .cloned()
+            .collect();
+        for wanted in told {
+            if let Err(hold) = self.ensure(wanted) {
+                tracing::debug!(volume, "{}", hold.message);
+            }
+        }
+    }
+
     /// Ends the process of a copy.
     pub fn retire_copy(&self, place: &ReplicaPlace, volume: &str) -> Result<(), Hold> {
         let run = RunDir::of(&self.run, volume);

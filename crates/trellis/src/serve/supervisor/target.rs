@@ -63,6 +63,8 @@ impl Supervisor {
             volume_id: place.volume_id.clone(),
             members: place.members.clone(),
             wanted: place.wanted.clone(),
+            fails_after: place.fails_after,
+            asks_every: place.asks_every,
             addresses: place.addresses.clone(),
             iqn: iqn(&place.volume),
         };

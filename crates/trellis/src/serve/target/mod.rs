@@ -42,6 +42,9 @@ use self::status::{
 };
 use super::message::{Answer, Settings, TargetStatus};
 
+/// How long the volume keeps a request that it cannot serve before it says so. Whoever uses the file asks again; an
+/// initiator is told that the target is busy, before it takes the command for lost (30 s).
+const BUSY_AFTER: Duration = Duration::from_secs(10);
 /// How long a growth may take before the agent gets an answer.
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
 /// How often changes of the status are told at most.
@@ -98,7 +101,12 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
     let settings: Settings = serde_json::from_slice(&text).context("the settings are damaged")?;
     let (config, addresses) = (config(&settings.members)?, addresses(&settings)?);
     let id: Uuid = settings.volume_id.parse().context("no identity")?;
-    let volume = Volume::start(VolumeSettings::new(id, config, addresses));
+    let limits = [settings.fails_after, settings.asks_every, Some(BUSY_AFTER)];
+    let patience = limits.into_iter().flatten().min().unwrap_or(BUSY_AFTER);
+    let volume = Volume::start(VolumeSettings {
+        patience,
+        ..VolumeSettings::new(id, config, addresses)
+    });
     let (end, mut ends) = watch::channel(false);
     let target = Arc::new(Target {
         bytes: Bytewise::new(volume.clone()),
@@ -226,6 +234,13 @@ impl Target {
         Ok(())
     }
 
+    fn file_options(&self) -> fuse::Options {
+        fuse::Options {
+            patience: self.settings().fails_after,
+            ..fuse::Options::default()
+        }
+    }
+
     fn resume_file(&self) -> Option<fuse::Server> {
         let left = self.keeping.take()?;
         let resumed = fuse::Server::resume(
@@ -233,7 +248,7 @@ impl Target {
             left.negotiated,
             &self.run.file(),
             self.backing(),
-            fuse::Options::default(),
+            self.file_options(),
         );
         resumed
             .inspect_err(|error| tracing::warn!(%error, "the predecessor's file cannot go on"))
@@ -247,7 +262,7 @@ impl Target {
         fuse::dismantle(&place).context("what is left of an earlier file is in the way")?;
         std::fs::create_dir_all(&place)
             .with_context(|| format!("{} cannot be made", place.display()))?;
-        let server = fuse::Server::mount(&place, self.backing(), fuse::Options::default())?;
+        let server = fuse::Server::mount(&place, self.backing(), self.file_options())?;
         Ok(server)
     }
 

@@ -1,7 +1,8 @@
-//! Chores of the workspace: benchmarks, soaks, and the tests' guest by hand.
+//! Chores of the workspace: benchmarks, soaks, cargo-deny, and the tests' guest by hand.
 
 mod bench;
 mod deaths;
+mod deny;
 mod guest;
 mod soak;
 
@@ -19,6 +20,8 @@ enum Chore {
     /// Measure, beside the bare operation in the same run, and print ratios
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Check licences, sources and walls with cargo-deny itself, which is built on the first run
+    Deny,
     /// A shell in the guest that the tests use, or scenarios in it
     Guest(guest::Guest),
     /// Kill all processes of a data directory at once, about fifty times, in the middle of growths
@@ -31,6 +34,7 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
         Chore::Bench(bench) => bench::run(bench),
         Chore::Deaths => deaths::run(),
+        Chore::Deny => deny::run(),
         Chore::Guest(guest) => guest::run(guest),
         Chore::Soak(soak) => soak::run(&soak),
     }

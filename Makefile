@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh Debian 12 with Rust and root: `make demo` and `make test`.
 
-.PHONY: demo test setup check build clean
+.PHONY: demo test setup check build install deb clean
 
 ## The main job, in front of your eyes: provision, mount, write, grow twice, verify, clean up.
 demo: setup
@@ -23,6 +23,14 @@ setup:
 
 build:
 	cargo build --release --package trellis
+
+## The program, its service, manual, completion and documents, below PREFIX (/usr/local) and DESTDIR.
+install: build
+	scripts/install target/release/trellis
+
+## Debian packages of the program and of its symbols, in target/deb.
+deb: build
+	scripts/deb target/release/trellis target/deb
 
 clean:
 	cargo clean

@@ -88,6 +88,12 @@ pub enum Verb {
     /// Serve a volume of several copies
     #[command(hide = true)]
     ServeTarget(ServeTarget),
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Manual {
+        /// The directory
+        directory: PathBuf,
+    },
     /// Print the completion script of a shell
     Completion {
         /// The shell

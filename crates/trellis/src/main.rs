@@ -13,6 +13,7 @@ mod output;
 mod serve;
 mod up;
 
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -76,7 +77,23 @@ fn logs(cli: &Cli) {
     let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| level.to_owned());
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogWriter)
+        .log_internal_errors(false)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
         .init();
+}
+
+/// Standard error, where what cannot be written is dropped: a full disk below a log must not end a service.
+struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let _ = std::io::stderr().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }

@@ -54,6 +54,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Verb::Keeper(verb) => crate::serve::run_keeper(verb),
         Verb::ServeReplica(verb) => crate::serve::run_replica(verb).await,
         Verb::ServeTarget(verb) => crate::serve::run_target(verb).await,
+        Verb::Manual { directory } => Ok(clap_mangen::generate_to(Cli::command(), directory)?),
         Verb::Completion { shell } => completion(*shell),
     }
 }

@@ -10,6 +10,7 @@ mod growth;
 mod harness;
 mod kubectl;
 mod lifecycle;
+mod logs;
 mod manager;
 mod metrics;
 mod replicated;

@@ -39,13 +39,25 @@ macro_rules! reasons {
 reasons! {
     WaitingForConsumer:
         "The class provisions a claim only when something uses it, and nothing does yet.",
-        "Mount the claim with `trellis mount`, or create a pod that uses it.";
+        "Mount the claim with `trellis mount`.";
     ClassNotFound:
         "The claim names a StorageClass that does not exist.",
         "Create the class, or create the claim anew with an existing one (`kubectl get sc`).";
     ClassInvalid:
         "The claim's StorageClass has a parameter that Trellis does not understand.",
         "Create a class with valid parameters and create the claim anew with it.";
+    VolumeNotFound:
+        "The claim names a PersistentVolume that does not exist.",
+        "Create the PersistentVolume, or create the claim anew without volumeName.";
+    VolumeMismatch:
+        "The claim names a PersistentVolume that it cannot have.",
+        "Change the PersistentVolume, or create the claim anew so that they fit; the message says what does not.";
+    SelectorUnmatched:
+        "The claim selects a PersistentVolume by its labels, and none fits.",
+        "Create a PersistentVolume with these labels, or create the claim anew without a selector.";
+    DataSourceUnsupported:
+        "The claim asks to be filled from a snapshot or from another claim, which Trellis cannot do yet.",
+        "Create the claim anew without a data source, and copy the data.";
     AccessModeUnsupported:
         "The claim's access mode does not allow this use.",
         "End the other use first, or create a claim with another access mode.";

@@ -11,6 +11,7 @@ pub mod cache;
 pub mod claim;
 pub mod ledger;
 pub mod metrics;
+pub mod pods;
 pub mod queue;
 pub mod record;
 pub mod run;

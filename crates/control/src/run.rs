@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 use crate::agent::machine::Machine;
 use crate::agent::{self, Agent, Ladders, Node};
 use crate::claim;
+use crate::pods;
 use crate::record::Recorder;
 use crate::world::World;
 
@@ -55,6 +56,12 @@ pub async fn start(
             recorder.clone(),
         ));
     }
+    tasks.spawn(pods::run(
+        world.clone(),
+        client.clone(),
+        world.pod_queue.clone(),
+        recorder.clone(),
+    ));
     let agent = Arc::new(Agent {
         node,
         world: world.clone(),

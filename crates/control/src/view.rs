@@ -10,6 +10,7 @@ use kube::ResourceExt;
 use trellis_api::Bytes;
 use trellis_api::kinds::{Attachment, Content, Replica, RungStatus, Target, Via, Volume};
 
+use crate::claim::by_hand::best_fit;
 use crate::world::{World, claim_group, orphan_claim};
 
 /// One volume and all that belongs to it.
@@ -33,6 +34,8 @@ pub struct View {
     pub attachments: Vec<Arc<Attachment>>,
     /// Whether anything wants to use the claim: a pod or an attachment.
     pub wanted: bool,
+    /// A persistent volume made by hand that the claim could have.
+    pub offered: Option<Arc<PersistentVolume>>,
 }
 
 impl View {
@@ -40,7 +43,8 @@ impl View {
     pub fn gather(world: &World, key: &str) -> View {
         let volume = world.volumes.get("", key);
         let persistent_volume = world.persistent_volumes.get("", key);
-        let claim = claim_of(world, key, volume.as_deref());
+        let claim = claim_of(world, key, volume.as_deref())
+            .or_else(|| claim_kept_for(world, persistent_volume.as_deref()?));
         let class = claim
             .as_deref()
             .and_then(class_name)
@@ -55,11 +59,20 @@ impl View {
                 waits
                     && world.used_by_pod(&claim.namespace().unwrap_or_default(), &claim.name_any())
             });
+        let waits = |class: &StorageClass| {
+            class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
+        };
+        let may_bind = volume.is_none() && (wanted || !class.as_deref().is_some_and(waits));
+        let offered = claim
+            .as_deref()
+            .filter(|claim| may_bind && is_unbound(claim))
+            .and_then(|claim| best_fit(claim, world.persistent_volumes.all()));
         View {
             key: key.to_owned(),
             claim,
             persistent_volume,
             class,
+            offered,
             volume,
             target: world.targets.group(key).into_iter().next(),
             replicas: world.replicas.group(key),
@@ -149,6 +162,23 @@ fn claim_of(
         .find(|claim| owner.is_some() && claim.uid() == owner)
         .cloned();
     owned.or_else(|| claims.into_iter().next())
+}
+
+/// The claim that a persistent volume is bound to, which may not say so itself yet.
+fn claim_kept_for(world: &World, volume: &PersistentVolume) -> Option<Arc<PersistentVolumeClaim>> {
+    let reference = volume.spec.as_ref()?.claim_ref.as_ref()?;
+    let claim = world
+        .claims
+        .get(reference.namespace.as_deref()?, reference.name.as_deref()?)?;
+    (claim.uid() == reference.uid && is_unbound(&claim)).then_some(claim)
+}
+
+fn is_unbound(claim: &PersistentVolumeClaim) -> bool {
+    let phase = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    phase != Some("Bound") && claim.metadata.deletion_timestamp.is_none()
 }
 
 fn class_name(claim: &PersistentVolumeClaim) -> Option<String> {

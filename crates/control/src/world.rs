@@ -22,6 +22,7 @@ use crate::cache::{Cache, Changed};
 use crate::claim::provision;
 use crate::ledger::Ledger;
 use crate::metrics::Growths;
+use crate::pods;
 use crate::queue::Queue;
 
 /// How often everything is looked at again although nothing changed. Only a safety net: progress comes
@@ -66,6 +67,8 @@ pub struct World {
     /// Names of pools that want to be measured.
     pub pool_queue: Queue,
     pools_to_measure: Mutex<HashSet<String>>,
+    /// Pods that wait for somebody to run them.
+    pub pod_queue: Queue,
     /// Volumes whose objects are to be planned for.
     pub plans: Queue,
     /// Volumes that this node has to look at.
@@ -134,6 +137,7 @@ impl World {
             growths: Growths::default(),
             pool_queue: Queue::default(),
             pools_to_measure: Mutex::default(),
+            pod_queue: Queue::default(),
             plans: Queue::default(),
             passes: Queue::default(),
         }
@@ -180,9 +184,9 @@ impl World {
         }
         follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, claim_concerns_node).trimmed(keep_requester)
             .noticed(|world, change| world.growths.note_claim(change)));
-        follow!(persistent_volumes: PersistentVolume, Follow::of(World::keys_of_named, never));
+        follow!(persistent_volumes: PersistentVolume, Follow::of(World::keys_of_persistent_volume, never));
         follow!(classes: StorageClass, Follow::of(World::keys_of_class, never));
-        follow!(pods: Pod, Follow::of(World::keys_of_pod, never));
+        follow!(pods: Pod, Follow::of(World::keys_of_pod, never).noticed(World::note_pod));
         follow!(pools: Pool, Follow::of(World::keys_of_pool, always).noticed(World::note_pool));
         follow!(volumes: Volume, Follow::of(World::keys_of_named, wish_changed).noticed(World::note_volume));
         follow!(targets: Target, Follow::of(|_, target: &Target| vec![target.spec.volume.clone()], wish_changed)
@@ -328,6 +332,13 @@ impl World {
         self.growths.note_rungs(&known, rungs(new));
     }
 
+    /// A pod that waits is told why.
+    fn note_pod(&self, change: &Changed<Pod>) {
+        if let Some(pod) = change.new.as_ref().filter(|pod| pods::waits_untold(pod)) {
+            self.pod_queue.push(&pods::key(pod));
+        }
+    }
+
     /// A pool whose wish changed is measured again; one that only reports its own measurement is not.
     fn note_pool(&self, change: &Changed<Pool>) {
         let Some(new) = &change.new else { return };
@@ -360,6 +371,27 @@ impl World {
 
     fn keys_of_named<K: ResourceExt>(&self, object: &K) -> Vec<String> {
         vec![object.name_any()]
+    }
+
+    /// A persistent volume that is free may be what a claim without one waits for.
+    fn keys_of_persistent_volume(&self, volume: &PersistentVolume) -> Vec<String> {
+        let mut keys = vec![volume.name_any()];
+        let is_bound = volume
+            .status
+            .as_ref()
+            .is_some_and(|status| status.phase.as_deref() == Some("Bound"));
+        if !is_bound {
+            let claims = self.claims.all();
+            let pending = claims.iter().filter(|claim| {
+                let phase = claim
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.phase.as_deref());
+                phase != Some("Bound")
+            });
+            keys.extend(pending.filter_map(|claim| volume_name(claim)));
+        }
+        keys
     }
 
     fn keys_of_class(&self, class: &StorageClass) -> Vec<String> {

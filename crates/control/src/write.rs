@@ -32,7 +32,7 @@ pub enum Object {
     Attachment,
     /// `Pool`.
     Pool,
-    /// `Pod`; only told of, never written.
+    /// `Pod`; only its conditions are written.
     Pod,
 }
 

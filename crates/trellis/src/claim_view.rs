@@ -132,6 +132,7 @@ impl Stock {
             wanted: false,
             claim: Some(Arc::new(claim)),
             key,
+            offered: None,
         }
     }
 }

@@ -73,6 +73,17 @@ impl Class {
                 format!("StorageClass {name:?} has mountOptions, which are not supported.");
             return Err(Hold::new(HoldReason::ClassInvalid, message));
         }
+        if class
+            .allowed_topologies
+            .as_ref()
+            .is_some_and(|topologies| !topologies.is_empty())
+        {
+            let message = format!(
+                "StorageClass {name:?} has allowedTopologies, which are not supported; its parameter pools says where \
+                 volumes live."
+            );
+            return Err(Hold::new(HoldReason::ClassInvalid, message));
+        }
         for (parameter, value) in class.parameters.as_ref().unwrap_or(&nothing) {
             read.take(parameter, value).map_err(|allowed| {
                 let message = format!(

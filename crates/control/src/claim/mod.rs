@@ -9,6 +9,7 @@ pub mod provision;
 pub mod rooms;
 pub mod status;
 
+pub(crate) mod by_hand;
 mod grow;
 mod history;
 mod reclaim;

@@ -12,17 +12,19 @@ use trellis_api::kinds::{
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
+use super::by_hand;
 use super::class::Class;
 use super::plan::{Note, PlaceOfCopy, Plan, Promise, Rooms, claim_place};
 use super::status;
 use crate::view::View;
+use crate::world;
 use crate::write::{Object, Place, Write};
 
 /// Sizes are whole mebibytes: every filesystem and every sector size divides them.
 const UNIT: Bytes = Bytes::MIB;
 /// The annotations that a cluster's binder sets.
-const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+pub(super) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+pub(super) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 
@@ -48,6 +50,15 @@ pub fn begin(
     rooms: &dyn Rooms,
     now: &MicroTime,
 ) -> Plan {
+    match by_hand::bind(view, claim) {
+        Ok(None) => {}
+        Ok(Some(plan)) => return plan,
+        Err(hold) => return failed(claim, &hold, now),
+    }
+    if world::volume_name(claim).as_ref() != Some(&view.key) {
+        // This is a volume that was made by hand and that the claim has nothing to do with any more.
+        return Plan::default();
+    }
     let class_name = claim
         .spec
         .as_ref()
@@ -59,13 +70,11 @@ pub fn begin(
         let message = format!("storageclass.storage.k8s.io {name:?} not found");
         return failed(claim, &Hold::new(HoldReason::ClassNotFound, message), now);
     };
-    let names_other = claim
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.volume_name.as_deref());
-    let names_other = names_other.is_some_and(|name| !name.is_empty());
-    if !Class::is_ours(class) || names_other {
+    if !Class::is_ours(class) {
         return Plan::default();
+    }
+    if let Some(hold) = unfilled(claim) {
+        return failed(claim, &hold, now);
     }
     let read = match Class::read(class) {
         Ok(read) => read,
@@ -96,6 +105,22 @@ pub fn begin(
             }
         }
     }
+}
+
+/// A claim that shall be filled from something else is not given an empty volume.
+fn unfilled(claim: &PersistentVolumeClaim) -> Option<Hold> {
+    let spec = claim.spec.as_ref()?;
+    let source = spec
+        .data_source
+        .as_ref()
+        .map(|each| (&each.kind, &each.name));
+    let reference = spec
+        .data_source_ref
+        .as_ref()
+        .map(|each| (&each.kind, &each.name));
+    let (kind, name) = source.or(reference)?;
+    let message = format!("The claim asks to be filled from {kind} {name:?}.");
+    Some(Hold::new(HoldReason::DataSourceUnsupported, message))
 }
 
 /// A place for every copy, or for none.

@@ -62,13 +62,16 @@ pub fn reclaim(view: &View) -> Plan {
     let ours = spec
         .and_then(|spec| spec.csi.as_ref())
         .is_some_and(|csi| csi.driver == PROVISIONER);
-    if !ours {
-        return Plan::default();
-    }
     let deleting = persistent.metadata.deletion_timestamp.is_some();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    let claimed = spec.is_some_and(|spec| spec.claim_ref.is_some());
-    if policy != Some("Delete") {
+    // One that is only kept for a claim that is still to come has no uid of it.
+    let claimed = spec.is_some_and(|spec| {
+        let reference = spec.claim_ref.as_ref();
+        let uid = reference.and_then(|each| each.uid.as_deref());
+        uid.is_some_and(|uid| !uid.is_empty())
+    });
+    // What somebody made by hand is theirs to delete, whatever its policy says.
+    if !ours || policy != Some("Delete") {
         return if deleting {
             unprotect(view)
         } else {
@@ -333,7 +336,15 @@ mod tests {
         assert_eq!(plan.writes, [Write::PatchStatus(place, body)]);
         let mut foreign = persistent("Delete", true);
         foreign["spec"]["csi"]["driver"] = json!("other");
-        assert_eq!(reclaim(&view(Some(foreign), None, Vec::new())).writes, []);
+        let place = Place::named(Object::PersistentVolume, "v");
+        let body = json!({ "status": { "phase": "Released" } });
+        let plan = reclaim(&view(Some(foreign.clone()), None, Vec::new()));
+        assert_eq!(plan.writes, [Write::PatchStatus(place.clone(), body)]);
+        let plan = reclaim(&view(Some(deleting(foreign)), None, Vec::new()));
+        assert!(
+            matches!(&plan.writes[..], [Write::Patch(at, _)] if *at == place),
+            "its owner has deleted it, and no claim needs it"
+        );
     }
 
     // Fails if a volume is left behind whose claim vanished before the two were bound.

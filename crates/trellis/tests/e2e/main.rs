@@ -15,3 +15,4 @@ mod manager;
 mod metrics;
 mod replicated;
 mod room;
+mod wishes;

@@ -313,8 +313,7 @@ mod tests {
             ..View::default()
         };
         let named = claim(|each| each["spec"]["volumeName"] = json!("v"));
-        let reason =
-            |view: &View, claim| bind(view, claim).map_err(|hold| hold.reason).unwrap_err();
+        let reason = |view: &View, claim| bind(view, claim).expect_err("it is held").reason;
         assert_eq!(reason(&view(None), &named), HoldReason::VolumeNotFound);
         let small = view(Some(volume("v", "512Mi", |_| {})));
         assert_eq!(reason(&small, &named), HoldReason::VolumeMismatch);

@@ -127,6 +127,9 @@ reasons! {
     TargetDown:
         "The process that serves the volume does not run or does not answer.",
         "Nothing at first: it is started again by itself. If that repeats, read its log, which the message names.";
+    TargetSilent:
+        "The process that serves the volume runs and does not answer: it is frozen, or cannot get on.",
+        "Nothing at first: it is killed and replaced by itself (15 s, `trellis up --silent-target-seconds`); I/O waits until then. If that repeats, read its log, which the message names.";
     DeviceGone:
         "The block device that carried the volume has vanished.",
         "Unmount the claim and mount it again.";

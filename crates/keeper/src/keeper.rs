@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::calls::{Calls, Due, SILENCE_TIME_MAX};
 use crate::error::Error;
 use crate::message::{Answer, Event, Request, receive, send};
 use crate::paths::{ProcessPaths, RunDir};
@@ -25,6 +26,8 @@ const BACKLOG: i32 = 256;
 const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 /// The pause when not even a connection can be accepted.
 const TROUBLE_PAUSE: Duration = Duration::from_millis(100);
+/// The name of the process that serves a volume.
+const TARGET: &str = "target";
 /// The most descriptors of one connection: `/dev/fuse`, and the memory of its requests.
 const DESCRIPTORS_MAX: usize = 2;
 
@@ -48,6 +51,8 @@ struct Peer {
     socket: OwnedFd,
     /// It wants to be told of events.
     watches: bool,
+    /// The volume whose target it is.
+    serves: Option<(String, Calls)>,
 }
 
 struct Keeper {
@@ -56,6 +61,8 @@ struct Keeper {
     peers_ever: u64,
     held: BTreeMap<String, Held>,
     processes: Processes,
+    /// How long a target may be silent.
+    silence_max: Duration,
     /// Since when there is nothing to do at all.
     idle_since: Option<Instant>,
 }
@@ -90,6 +97,7 @@ pub fn run(settings: &Settings) -> Result<(), Error> {
         peers: BTreeMap::new(),
         peers_ever: 0,
         held: BTreeMap::new(),
+        silence_max: SILENCE_TIME_MAX,
         idle_since: None,
     };
     while keeper.has_work(Instant::now()) {
@@ -130,7 +138,18 @@ impl Keeper {
     fn turn(&mut self) -> io::Result<()> {
         let events = self.processes.attend(Instant::now());
         self.tell(&events);
-        for happened in self.wait()? {
+        self.call_targets(Instant::now());
+        let (before, limit) = (Instant::now(), self.time_to_sleep(Instant::now()));
+        let happened = self.wait(limit)?;
+        let late = limit.map_or(Duration::ZERO, |limit| {
+            before.elapsed().saturating_sub(limit)
+        });
+        for peer in self.peers.values_mut() {
+            if let Some((_, calls)) = &mut peer.serves {
+                calls.forgive(Instant::now(), late);
+            }
+        }
+        for happened in happened {
             match happened {
                 Happened::Somebody => self.accept(),
                 Happened::Peer(peer) => self.listen_to(peer),
@@ -143,7 +162,36 @@ impl Keeper {
         Ok(())
     }
 
-    fn wait(&self) -> io::Result<Vec<Happened>> {
+    /// Calls the targets that are to be called, and does what silence asks for.
+    fn call_targets(&mut self, now: Instant) {
+        let mut silent = Vec::new();
+        for peer in self.peers.values_mut() {
+            let Some((volume, calls)) = &mut peer.serves else {
+                continue;
+            };
+            match calls.due(now, self.silence_max) {
+                // One that does not even take the call is silent too.
+                Some(Due::Call) => drop(send(&peer.socket, &Event::Call, &[])),
+                Some(Due::Silent) => {
+                    let volume = volume.clone();
+                    tracing::warn!(volume, "the target does not answer");
+                    silent.push(Event::Silent { volume });
+                }
+                Some(Due::Kill) => {
+                    tracing::warn!(
+                        volume,
+                        "the target has not answered for too long and is killed"
+                    );
+                    self.processes.kill(volume, TARGET);
+                    peer.serves = None;
+                }
+                None => {}
+            }
+        }
+        self.tell(&silent);
+    }
+
+    fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<Happened>> {
         let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
         let mut what = vec![Happened::Somebody];
         for (number, peer) in &self.peers {
@@ -155,7 +203,6 @@ impl Keeper {
             polled.push(PollFd::new(pidfd, PollFlags::IN));
             what.push(Happened::Ended((*key).clone()));
         }
-        let limit = self.time_to_sleep(Instant::now());
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut polled, limit.as_ref()) {
             Ok(_) => {}
@@ -172,7 +219,10 @@ impl Keeper {
 
     fn time_to_sleep(&self, now: Instant) -> Option<Duration> {
         let ends = self.idle_since.map(|since| since + IDLE_TIME_MAX);
-        let next = ends.into_iter().chain(self.processes.next_deadline()).min();
+        let serving = self.peers.values().filter_map(|peer| peer.serves.as_ref());
+        let calls = serving.map(|(_, calls)| calls.deadline(self.silence_max));
+        let processes = self.processes.next_deadline();
+        let next = ends.into_iter().chain(processes).chain(calls).min();
         next.map(|at| at.saturating_duration_since(now))
     }
 
@@ -185,6 +235,7 @@ impl Keeper {
                 let peer = Peer {
                     socket,
                     watches: false,
+                    serves: None,
                 };
                 self.peers.insert(self.peers_ever, peer);
             }
@@ -239,6 +290,9 @@ impl Keeper {
                 }
             }
             Request::Deposit { volume, note } => {
+                if let Some(peer) = self.peers.get_mut(&number) {
+                    peer.serves = Some((volume.clone(), Calls::new(now)));
+                }
                 self.held.insert(volume, Held { descriptors, note });
                 Answer::Done
             }
@@ -254,7 +308,17 @@ impl Keeper {
                 self.held.remove(&volume);
                 Answer::Done
             }
-            Request::Watch => {
+            Request::Here => {
+                self.heard(number, now);
+                return Ok(());
+            }
+            Request::Watch { silence_ms_max } => {
+                self.silence_max = Duration::from_millis(silence_ms_max);
+                let serving = self
+                    .peers
+                    .values_mut()
+                    .filter_map(|peer| peer.serves.as_mut());
+                serving.for_each(|(_, calls)| calls.tell_again());
                 if let Some(peer) = self.peers.get_mut(&number) {
                     peer.watches = true;
                 }
@@ -264,6 +328,19 @@ impl Keeper {
         match self.peers.get(&number) {
             Some(peer) => send(&peer.socket, &answer, &sent),
             None => Ok(()),
+        }
+    }
+
+    /// A target has answered.
+    fn heard(&mut self, number: u64, now: Instant) {
+        let peer = self.peers.get_mut(&number);
+        let Some((volume, calls)) = peer.and_then(|peer| peer.serves.as_mut()) else {
+            return;
+        };
+        let volume = volume.clone();
+        if calls.heard(now) {
+            tracing::warn!(volume, "the target answers again");
+            self.tell(&[Event::Heard { volume }]);
         }
     }
 

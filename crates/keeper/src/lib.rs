@@ -23,8 +23,13 @@
 //! the service starts and which finds the running processes by their locks. The keeper and a target together: the
 //! connection closes, and users get errors (`ENOTCONN`) instead of waiting for ever.
 //!
+//! **Frozen targets.** A target that has deposited its connection is called every two seconds, and answers from the
+//! threads that serve the volume. One that does not is told of within five seconds, and killed after a time that the
+//! service says ([`SILENCE_TIME_MAX`] if it does not); then it is started again like any other that ends.
+//!
 //! **What shall run** is kept in a file ([`wanted`]), so that a keeper that was killed goes on where it was.
 
+mod calls;
 mod error;
 mod keeper;
 mod link;
@@ -34,6 +39,7 @@ pub mod process;
 mod processes;
 mod wanted;
 
+pub use calls::SILENCE_TIME_MAX;
 pub use error::Error;
 pub use keeper::{Settings, run};
 pub use link::Link;

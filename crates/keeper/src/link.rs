@@ -50,6 +50,11 @@ impl Link {
         }
     }
 
+    /// Answers a call.
+    pub fn say_here(&self) -> io::Result<()> {
+        send(&self.socket, &Request::Here, &[])
+    }
+
     /// Waits for the next event, without a limit; none when the keeper has gone.
     pub fn next(&self) -> io::Result<Option<Event>> {
         sockopt::set_socket_timeout(&self.socket, Timeout::Recv, None)?;

@@ -49,7 +49,12 @@ pub enum Request {
         volume: String,
     },
     /// To be told of events from now on.
-    Watch,
+    Watch {
+        /// How long a target may be silent before it is killed, from now on.
+        silence_ms_max: u64,
+    },
+    /// Nothing: a target answers that it was called. This has no answer itself.
+    Here,
 }
 
 /// What the keeper answers.
@@ -82,6 +87,18 @@ pub enum Event {
         volume: String,
         /// Its name.
         name: String,
+    },
+    /// Only to a target: it is to say that it is there.
+    Call,
+    /// The target of a volume does not answer when it is called.
+    Silent {
+        /// The volume.
+        volume: String,
+    },
+    /// A target that was silent has answered.
+    Heard {
+        /// The volume.
+        volume: String,
     },
     /// A process has ended.
     Ended {

@@ -190,6 +190,13 @@ impl Processes {
         if was_wanted { self.store() } else { Ok(()) }
     }
 
+    /// Kills a process. If it shall run, it is started again.
+    pub fn kill(&self, volume: &str, name: &str) {
+        if let Some(entry) = self.entries.get(&(volume.to_owned(), name.to_owned())) {
+            entry.signal(Signal::KILL);
+        }
+    }
+
     fn store(&self) -> io::Result<()> {
         let wanted = self
             .entries

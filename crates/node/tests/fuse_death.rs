@@ -9,7 +9,7 @@ mod fuse;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use common::{Process, check, fill, verify};
 use fuse::{Aligned, FileBacking, Place, open_direct, pattern};
 use trellis_api::Bytes;
 use trellis_node::filesystem::FilesystemKind;
-use trellis_node::fuse::{Backing, Negotiated, Options, Server, dismantle};
+use trellis_node::fuse::{Backing, Kept, Negotiated, Options, Server, dismantle};
 use trellis_node::sys::fdpass;
 use trellis_node::{Error, volume};
 
@@ -33,31 +33,27 @@ const PROMPT: &str = "TRELLIS_TEST_FUSE_PROMPT";
 /// How long the volume takes for everything, so that there always is something under way.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The connection to the kernel, as one process gives it to the other.
-struct Kept {
-    fuse: OwnedFd,
-    negotiated: Negotiated,
+/// Gives a connection to another process.
+fn hand_over(kept: &Kept, socket: &UnixStream) {
+    let Negotiated { minor, flags } = kept.negotiated;
+    let text = format!("{minor} {flags}");
+    let descriptors = [kept.fuse.as_fd(), kept.requests.as_fd()];
+    fdpass::send(socket, text.as_bytes(), &descriptors).unwrap();
 }
 
-impl Kept {
-    fn send(&self, socket: &UnixStream) {
-        let Negotiated { minor, flags } = self.negotiated;
-        let text = format!("{minor} {flags}");
-        fdpass::send(socket, text.as_bytes(), &[self.fuse.as_fd()]).unwrap();
-    }
-
-    fn receive(socket: &UnixStream) -> Option<Kept> {
-        let mut received = fdpass::receive(socket, 64).unwrap();
-        let text = String::from_utf8(received.message).unwrap();
-        let (minor, flags) = text.split_once(' ')?;
-        Some(Kept {
-            fuse: received.descriptors.pop()?,
-            negotiated: Negotiated {
-                minor: minor.parse().unwrap(),
-                flags: flags.parse().unwrap(),
-            },
-        })
-    }
+/// Gets it.
+fn receive(socket: &UnixStream) -> Option<Kept> {
+    let mut received = fdpass::receive(socket, 64).unwrap();
+    let text = String::from_utf8(received.message).unwrap();
+    let (minor, flags) = text.split_once(' ')?;
+    Some(Kept {
+        requests: received.descriptors.pop()?,
+        fuse: received.descriptors.pop()?,
+        negotiated: Negotiated {
+            minor: minor.parse().unwrap(),
+            flags: flags.parse().unwrap(),
+        },
+    })
 }
 
 /// Is the server if this process was started as one; never returns then.
@@ -74,18 +70,11 @@ fn serve_if_asked() {
         None => FileBacking::slow(&data, PAUSE),
     };
     let options = Options::default();
-    let server = match Kept::receive(&stream) {
-        Some(Kept { fuse, negotiated }) => {
-            Server::resume(fuse, negotiated, &mount_point, backing, options).unwrap()
-        }
+    let server = match receive(&stream) {
+        Some(kept) => Server::resume(kept, &mount_point, backing, options).unwrap(),
         None => Server::mount(&mount_point, backing, options).unwrap(),
     };
-    let kept = Kept {
-        fuse: server.fd().try_clone_to_owned().unwrap(),
-        negotiated: server.negotiated(),
-    };
-    kept.send(&stream);
-    drop(kept);
+    hand_over(&Kept::of(&server).unwrap(), &stream);
     // Until the test kills this process, or is gone itself.
     let _ = fdpass::receive(&stream, 1);
     std::process::exit(0);
@@ -110,10 +99,10 @@ fn start_with(
     let process = Process::of_this_test(test, &environment);
     let (stream, _) = listener.accept().unwrap();
     match kept {
-        Some(kept) => kept.send(&stream),
+        Some(kept) => hand_over(kept, &stream),
         None => fdpass::send(&stream, b"mount", &[]).unwrap(),
     }
-    let kept = Kept::receive(&stream).unwrap();
+    let kept = receive(&stream).unwrap();
     (process, stream, kept)
 }
 
@@ -206,10 +195,6 @@ fn a_successor_goes_on_where_a_killed_server_stopped() {
     let place = Place::new(Bytes::mib(16));
     let test = "a_successor_goes_on_where_a_killed_server_stopped";
     let (mut server, mut stream, mut kept) = start(&place, test, None);
-    if !kept.negotiated.can_resend() {
-        println!("this kernel cannot deliver requests again (before Linux 6.9)");
-        return;
-    }
     let device = volume::attach(&place.file(), false).unwrap();
     assert!(device.direct_io);
     let writers = Writers::start(&device.path);
@@ -241,10 +226,6 @@ fn a_server_that_is_killed_while_it_takes_a_write_fails_nobody() {
     let test = "a_server_that_is_killed_while_it_takes_a_write_fails_nobody";
     let prompt = [(PROMPT, "1")];
     let (mut server, mut stream, mut kept) = start_with(&place, test, None, &prompt);
-    if !kept.negotiated.can_resend() {
-        println!("this kernel cannot deliver requests again (before Linux 6.9)");
-        return;
-    }
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..2)
         .map(|writer| {
@@ -282,10 +263,6 @@ fn a_filesystem_does_not_notice_that_its_server_was_killed() {
     let place = Place::new(Bytes::mib(512));
     let test = "a_filesystem_does_not_notice_that_its_server_was_killed";
     let (mut server, _stream, kept) = start(&place, test, None);
-    if !kept.negotiated.can_resend() {
-        println!("this kernel cannot deliver requests again (before Linux 6.9)");
-        return;
-    }
     let device = volume::attach(&place.file(), false).unwrap();
     let staging = place.path("mounted");
     volume::ensure_filesystem(&device.path, FilesystemKind::Xfs, &place.path("note")).unwrap();
@@ -326,8 +303,7 @@ fn a_server_that_leaves_has_nothing_under_way() {
     let writers = Writers::start(&file);
     for _ in 0..10 {
         writers.go_on(50);
-        let fuse = server.fd().try_clone_to_owned().unwrap();
-        let negotiated = server.negotiated();
+        let kept = Kept::of(&server).unwrap();
         assert!(server.leave(Duration::from_secs(20)));
         let at_farewell = writers.acknowledged();
         thread::sleep(4 * PAUSE);
@@ -335,7 +311,7 @@ fn a_server_that_leaves_has_nothing_under_way() {
         assert!(writers.acknowledged() <= at_farewell + WRITERS);
         let backing: Arc<dyn Backing> = FileBacking::slow(&place.data(), PAUSE);
         let at = place.mount_point();
-        server = Server::resume(fuse, negotiated, &at, backing, Options::default()).unwrap();
+        server = Server::resume(kept, &at, backing, Options::default()).unwrap();
     }
     writers.go_on(50);
     writers.verify(&place.data());

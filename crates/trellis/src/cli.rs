@@ -116,6 +116,9 @@ pub struct Up {
     /// How often everything is looked at again although nothing changed, in seconds; a safety net
     #[arg(long, value_name = "SECONDS", default_value_t = RESYNC.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
     pub resync_seconds: u64,
+    /// How long the process that serves a volume may be silent before it is killed and replaced, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = trellis_keeper::SILENCE_TIME_MAX.as_secs(), value_parser = clap::value_parser!(u64).range(5..=3600))]
+    pub silent_target_seconds: u64,
     /// Serve metrics for Prometheus at this address (plain HTTP, /metrics); port 0 takes a free one
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<std::net::SocketAddr>,

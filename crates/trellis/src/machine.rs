@@ -6,6 +6,7 @@ mod hold;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use trellis_api::kinds::{Content, FilesystemKind, Via};
 use trellis_api::step::{self, Step};
@@ -45,7 +46,7 @@ pub struct ThisMachine {
 
 impl ThisMachine {
     /// The machine with `data` as its own directory.
-    pub fn new(data: &Path) -> std::io::Result<Self> {
+    pub fn new(data: &Path, target_silence_max: Duration) -> std::io::Result<Self> {
         let (mounts, notes) = (data.join("mounts"), data.join("formatting"));
         std::fs::create_dir_all(&mounts)?;
         std::fs::create_dir_all(&notes)?;
@@ -53,7 +54,7 @@ impl ThisMachine {
             mounts,
             notes,
             pools: Mutex::default(),
-            processes: Arc::new(Supervisor::new(data.join("run"))),
+            processes: Arc::new(Supervisor::new(data.join("run"), target_silence_max)),
             replicas: Mutex::default(),
         })
     }

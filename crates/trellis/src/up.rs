@@ -133,8 +133,8 @@ async fn start(
     bootstrap(&api.client(), &defaults)
         .await
         .context("the first objects cannot be stored")?;
-    let machine =
-        ThisMachine::new(data).with_context(|| format!("{} cannot be used", data.display()))?;
+    let machine = ThisMachine::new(data, Duration::from_secs(up.silent_target_seconds))
+        .with_context(|| format!("{} cannot be used", data.display()))?;
     let settings = Settings {
         node: node.to_owned(),
         online_growth: up.online_growth,

@@ -14,7 +14,7 @@ use crate::workspace;
 /// Cargo chooses the features of dependencies for all packages that it is told of. It is told of the whole
 /// workspace, as in `make test`, so that nothing is built twice, and then of these targets, so that nothing
 /// else is built.
-const TESTS: [&str; 4] = ["e2e", "growth", "guest", "refusal"];
+const TESTS: [&str; 5] = ["e2e", "fuse_death", "growth", "guest", "refusal"];
 
 /// What cargo has built.
 #[derive(Clone, Debug)]

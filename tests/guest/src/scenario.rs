@@ -136,6 +136,16 @@ pub const ALL: &[Scenario] = &[
         limit_s: 240,
         always: true,
     },
+    // Fails if a request that a killed server of a volume had taken is lost, fails or is done when it must not be, on a
+    // kernel that cannot deliver requests again (Debian's 6.1).
+    Scenario {
+        name: "node-fuse-death",
+        program: Program::Test("fuse_death"),
+        arguments: &["--test-threads", "1"],
+        modules: &[],
+        limit_s: 300,
+        always: true,
+    },
     // Fails if Linux's own iSCSI initiator does not get, from our target, what it writes, the size that a volume has grown
     // to on the session that it has, and zeros where it gave space back; or if the target takes a wrong proof.
     Scenario {

@@ -46,7 +46,6 @@ pub mod opcode {
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const STORE: i32 = 4;
-    pub const RESEND: i32 = 7;
 }
 
 /// What kernel and server agree on at the first request.
@@ -58,8 +57,6 @@ pub mod init {
     pub const MAX_PAGES: u64 = 1 << 22;
     /// There is a second word of these bits.
     pub const EXT: u64 = 1 << 30;
-    /// The kernel can deliver again what a server took and did not answer (Linux 6.9).
-    pub const HAS_RESEND: u64 = 1 << 39;
 }
 
 /// How an open file behaves.

@@ -2,15 +2,20 @@
 //!
 //! A process that is killed while the kernel copies a request into its memory goes on copying; but a page that is not
 //! there is not fetched for it any more, and then the kernel gives the request up: EIO to the consumer, although a
-//! successor is about to come. So all of this memory is there before anything is read into it.
+//! successor is about to come. So all of this memory is there before anything is read into it. It is that of the
+//! [`Journal`], where a successor finds what was taken.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use rustix::io::Errno;
 
 use super::REQUEST_BYTES_MAX;
 use super::abi;
-use super::connection::PAGE_BYTES;
+use super::connection::{PAGE_BYTES, Taken};
+use super::journal::{Entry, Journal};
 use crate::sys::fuse as device;
 use crate::sys::resident::Room;
 
@@ -21,23 +26,31 @@ const _: () = assert!(DATA_BYTES_MAX == 1 << REQUEST_BYTES_MAX.trailing_zeros())
 /// The largest request, and the alignment before it.
 const REQUEST_ROOM_BYTES: usize = PAGE_BYTES + WRITE_HEAD_BYTES + DATA_BYTES_MAX;
 /// One room serves many small writes.
-const ROOM_BYTES: usize = 2 * REQUEST_ROOM_BYTES.next_multiple_of(PAGE_BYTES);
+pub(super) const ROOM_BYTES: usize = 2 * REQUEST_ROOM_BYTES.next_multiple_of(PAGE_BYTES);
 /// How many full rooms are kept, until nobody has a part of them any more and they can be used again.
 const FULL_ROOMS_MAX: usize = 1;
+/// The pause when too many requests are under way for another one.
+const CROWD_PAUSE: Duration = Duration::from_millis(1);
 
 /// Where requests are read into. A write's data is handed out as a part of it; the room behind is used for
 /// the next requests, and the whole again when nobody has a part of it any more.
 pub(super) struct RequestBuffer {
-    room: Room,
-    full: Vec<Room>,
+    journal: Arc<Journal>,
+    /// The room, and where it is in the journal.
+    room: (Room, u64),
+    full: Vec<(Room, u64)>,
+    /// The entry for the request that is read next, or was read last.
+    entry: Option<Entry>,
     request_bytes: usize,
 }
 
 impl RequestBuffer {
-    pub(super) fn new() -> rustix::io::Result<Self> {
+    pub(super) fn new(journal: &Arc<Journal>) -> rustix::io::Result<Self> {
         Ok(RequestBuffer {
-            room: Room::new(ROOM_BYTES)?,
+            room: journal.room()?,
+            journal: Arc::clone(journal),
             full: Vec::new(),
+            entry: None,
             request_bytes: 0,
         })
     }
@@ -45,10 +58,16 @@ impl RequestBuffer {
     /// Reads one request.
     pub(super) fn read(&mut self, fuse: impl AsFd) -> rustix::io::Result<()> {
         self.request_bytes = 0;
-        if self.room.free().len() < REQUEST_ROOM_BYTES && !self.room.start_over() {
-            let next = match self.full.iter_mut().position(Room::start_over) {
+        let Some(entry) = self.entry.or_else(|| self.journal.begin()) else {
+            std::thread::sleep(CROWD_PAUSE);
+            return Err(Errno::AGAIN);
+        };
+        self.entry = Some(entry);
+        let (room, _) = &mut self.room;
+        if room.free().len() < REQUEST_ROOM_BYTES && !room.start_over() {
+            let next = match self.full.iter_mut().position(|(room, _)| room.start_over()) {
                 Some(index) => self.full.swap_remove(index),
-                None => Room::new(ROOM_BYTES)?,
+                None => self.journal.room()?,
             };
             let full = std::mem::replace(&mut self.room, next);
             // One that is not kept lives as long as the last part of it.
@@ -57,20 +76,42 @@ impl RequestBuffer {
             }
         }
         // So that the data of a write lies on a page's boundary, as direct I/O further down likes it.
-        let at = self.room.taken() + WRITE_HEAD_BYTES;
-        self.room.skip(at.next_multiple_of(PAGE_BYTES) - at);
-        self.request_bytes = device::read_request(fuse, self.room.free_mut())?;
+        let (room, place) = &mut self.room;
+        let at = room.taken() + WRITE_HEAD_BYTES;
+        room.skip(at.next_multiple_of(PAGE_BYTES) - at);
+        // What was read here before is none of this request.
+        let head = room.free_mut().get_mut(..WRITE_HEAD_BYTES);
+        head.ok_or(Errno::NOBUFS)?.fill(0);
+        let offset = u64::try_from(room.taken()).map_err(|_| Errno::OVERFLOW)?;
+        self.journal.reading(entry, *place + offset);
+        self.request_bytes = device::read_request(fuse, room.free_mut())?;
         Ok(())
     }
 
     /// The request that was read last.
     pub(super) fn request(&self) -> &[u8] {
-        let free = self.room.free();
+        let free = self.room.0.free();
         free.get(..self.request_bytes).unwrap_or(free)
     }
 
-    /// The same, to be kept.
-    pub(super) fn take(&mut self) -> Bytes {
-        self.room.take(std::mem::take(&mut self.request_bytes))
+    /// Notes that the request was taken, with its number, and answers what it is to be answered by. Its bytes, if they
+    /// are to be kept.
+    pub(super) fn take(&mut self, unique: u64) -> Option<(Taken, Option<Bytes>)> {
+        let entry = self.entry.take()?;
+        let taken = Taken { unique, entry };
+        if self.journal.taken_here(entry, unique, self.request()) {
+            return Some((taken, None));
+        }
+        let length = std::mem::take(&mut self.request_bytes);
+        self.journal.taken_in_room(entry, unique, length);
+        Some((taken, Some(self.room.0.take(length))))
+    }
+}
+
+impl Drop for RequestBuffer {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry.take() {
+            self.journal.free(entry);
+        }
     }
 }

@@ -10,8 +10,9 @@ use bytes::Bytes;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::abi::{self, InvalInodeOut, OutHeader, StoreOut};
+use super::abi::{self, InvalInodeOut, OutHeader, StoreOut, WriteOut};
 use super::buffer::RequestBuffer;
+use super::journal::{Done, Entry, Journal, Left};
 use super::reply::{Job, Pending};
 use super::request::{self, Ask, Node};
 use super::tree::{self, Shown};
@@ -31,16 +32,25 @@ const WANTED: u64 = abi::init::ASYNC_READ
     | abi::init::ASYNC_DIO
     | abi::init::PARALLEL_DIROPS
     | abi::init::MAX_PAGES
-    | abi::init::EXT
-    | abi::init::HAS_RESEND;
+    | abi::init::EXT;
+
+/// A request that was taken: the kernel's number of it, and where it is noted until it is answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    pub(super) unique: u64,
+    pub(super) entry: Entry,
+}
 
 pub(super) struct Connection {
     pub(super) device: OwnedFd,
+    pub(super) journal: Arc<Journal>,
     pub(super) backing: Arc<dyn Backing>,
     patience: Option<Duration>,
     pub(super) waiting: Waiting,
     /// Requests of data that were taken and not answered.
     under_way: AtomicUsize,
+    /// Set when everything was done that a predecessor had left.
+    caught_up: AtomicBool,
     /// Set when the kernel said that nothing will come any more.
     ended: AtomicBool,
 }
@@ -48,15 +58,18 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(
         device: OwnedFd,
+        journal: Journal,
         backing: Arc<dyn Backing>,
         patience: Option<Duration>,
     ) -> Self {
         Connection {
             device,
+            journal: Arc::new(journal),
             backing,
             patience,
             waiting: Waiting::default(),
             under_way: AtomicUsize::new(0),
+            caught_up: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         }
     }
@@ -68,28 +81,73 @@ impl Connection {
             tracing::error!(len, "a request without a header");
             return;
         };
+        let Some((taken, bytes)) = buffer.take(request.unique) else {
+            return;
+        };
         match request.ask {
-            Ok(ask) => self.obey(request.unique, ask, buffer),
-            Err(errno) => self.refuse(request.unique, errno),
+            Ok(ask) => self.obey(taken, ask, bytes),
+            Err(errno) => self.refuse(taken, errno),
         }
     }
 
-    fn obey(self: &Arc<Self>, unique: u64, ask: Ask, buffer: &mut RequestBuffer) {
+    /// Does what a predecessor has left undone, and answers what it may have left unanswered.
+    pub(super) fn catch_up(self: &Arc<Self>, left: Vec<Left>) {
+        let (mut taken, mut answered) = (0, 0);
+        for left in left {
+            match left {
+                Left::Taken(entry, bytes) => match request::parse(&bytes) {
+                    Some(request) => {
+                        let unique = request.unique;
+                        let asked = Taken { unique, entry };
+                        taken += 1;
+                        match request.ask {
+                            Ok(ask) => self.obey(asked, ask, Some(bytes)),
+                            Err(errno) => self.refuse(asked, errno),
+                        }
+                    }
+                    None => self.journal.free(entry),
+                },
+                Left::Answering(entry, unique, done) => {
+                    let asked = Taken { unique, entry };
+                    answered += 1;
+                    match done {
+                        Done::Made(written) => self.answer_made(asked, written),
+                        Done::Refused(errno) => self.refuse(asked, errno),
+                    }
+                }
+            }
+        }
+        tracing::info!(taken, answered, "requests that a predecessor left");
+    }
+
+    /// Whether everything was done that a predecessor had left. Only then is anything new taken: nothing that was
+    /// left may come after what is asked later.
+    pub(super) fn caught_up(&self) -> bool {
+        if self.idle() {
+            self.caught_up.store(true, Ordering::Release);
+        }
+        self.caught_up.load(Ordering::Acquire)
+    }
+
+    fn obey(self: &Arc<Self>, taken: Taken, ask: Ask, bytes: Option<Bytes>) {
         match ask {
             Ask::Read { offset, len } => {
                 let len = u32::try_from(self.within(offset, u64::from(len))).unwrap_or(len);
                 if len == 0 {
-                    return self.answer(unique, &[]);
+                    return self.answer(taken, &[]);
                 }
-                self.ask_backing(unique, Job::Read { offset, len });
+                self.ask_backing(taken, Job::Read { offset, len });
             }
             Ask::Write {
                 offset,
                 data,
                 durable,
             } => {
-                let data = buffer.take().slice(data);
-                self.ask_to_write(unique, offset, data, durable);
+                match bytes.filter(|bytes| data.end <= bytes.len()) {
+                    Some(bytes) => self.ask_to_write(taken, offset, bytes.slice(data), durable),
+                    // Only a write of no bytes at all stands elsewhere.
+                    None => self.ask_to_write(taken, offset, Bytes::new(), durable),
+                }
             }
             Ask::Zero {
                 offset,
@@ -99,42 +157,42 @@ impl Connection {
             } => {
                 let inside = self.within(offset, len);
                 if self.backing.read_only() {
-                    self.refuse(unique, Errno::ROFS);
+                    self.refuse(taken, Errno::ROFS);
                 } else if inside < len && !keep_size {
-                    self.refuse(unique, Errno::NOSPC);
+                    self.refuse(taken, Errno::NOSPC);
                 } else if inside == 0 {
-                    self.answer(unique, &[]);
+                    self.answer(taken, &[]);
                 } else {
                     let job = Job::Zero {
                         offset,
                         len: inside,
                         deallocate,
                     };
-                    self.ask_backing(unique, job);
+                    self.ask_backing(taken, job);
                 }
             }
-            Ask::Sync => self.ask_backing(unique, Job::Flush),
-            Ask::Unanswered => {}
-            at_once => self.answer_at_once(unique, at_once),
+            Ask::Sync => self.ask_backing(taken, Job::Flush),
+            Ask::Unanswered => self.journal.free(taken.entry),
+            at_once => self.answer_at_once(taken, at_once),
         }
     }
 
-    fn ask_to_write(self: &Arc<Self>, unique: u64, offset: u64, mut data: Bytes, fua: bool) {
+    fn ask_to_write(self: &Arc<Self>, taken: Taken, offset: u64, mut data: Bytes, fua: bool) {
         if self.backing.read_only() {
-            return self.refuse(unique, Errno::ROFS);
+            return self.refuse(taken, Errno::ROFS);
         }
         let asked = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let inside = usize::try_from(self.within(offset, asked)).unwrap_or(data.len());
         // As at the end of a block device: what fits is written, and nothing fits behind the end.
         data.truncate(inside);
         if data.is_empty() && asked > 0 {
-            return self.refuse(unique, Errno::NOSPC);
+            return self.refuse(taken, Errno::NOSPC);
         }
-        self.ask_backing(unique, Job::Write { offset, data, fua });
+        self.ask_backing(taken, Job::Write { offset, data, fua });
     }
 
     /// What can be answered without the backing's data.
-    fn answer_at_once(&self, unique: u64, ask: Ask) {
+    fn answer_at_once(&self, taken: Taken, ask: Ask) {
         let shown = self.shown();
         match ask {
             Ask::Init {
@@ -142,12 +200,12 @@ impl Connection {
                 minor,
                 flags,
             } => match negotiate(major, minor, flags) {
-                Ok(agreed) => self.answer_init(unique, agreed),
-                Err(errno) => self.refuse(unique, errno),
+                Ok(agreed) => self.answer_init(taken, agreed),
+                Err(errno) => self.refuse(taken, errno),
             },
-            Ask::Lookup { found: Some(_) } => self.answer_with(unique, shown.entry().as_bytes()),
-            Ask::Lookup { found: None } => self.refuse(unique, Errno::NOENT),
-            Ask::GetAttr(node) => self.answer_with(unique, shown.attributes(node).as_bytes()),
+            Ask::Lookup { found: Some(_) } => self.answer_with(taken, shown.entry().as_bytes()),
+            Ask::Lookup { found: None } => self.refuse(taken, Errno::NOENT),
+            Ask::GetAttr(node) => self.answer_with(taken, shown.attributes(node).as_bytes()),
             Ask::SetAttr {
                 node,
                 size,
@@ -157,27 +215,27 @@ impl Connection {
                 // are not kept, and setting them is harmless.
                 let same_size = size.is_none_or(|size| node == Node::Volume && size == shown.size);
                 if same_size && !identity {
-                    self.answer_with(unique, shown.attributes(node).as_bytes());
+                    self.answer_with(taken, shown.attributes(node).as_bytes());
                 } else {
-                    self.refuse(unique, Errno::PERM);
+                    self.refuse(taken, Errno::PERM);
                 }
             }
-            Ask::Open { for_writing: true } if shown.read_only => self.refuse(unique, Errno::ROFS),
-            Ask::Open { .. } => self.answer_with(unique, tree::opened().as_bytes()),
-            Ask::OpenDir => self.answer_with(unique, abi::OpenOut::default().as_bytes()),
+            Ask::Open { for_writing: true } if shown.read_only => self.refuse(taken, Errno::ROFS),
+            Ask::Open { .. } => self.answer_with(taken, tree::opened().as_bytes()),
+            Ask::OpenDir => self.answer_with(taken, abi::OpenOut::default().as_bytes()),
             Ask::ReadDir { offset, len } => {
-                self.answer_with(unique, &tree::entries(offset, len));
+                self.answer_with(taken, &tree::entries(offset, len));
             }
-            Ask::StatFs => self.answer_with(unique, shown.statistics().as_bytes()),
-            Ask::Nothing => self.answer_with(unique, &[]),
+            Ask::StatFs => self.answer_with(taken, shown.statistics().as_bytes()),
+            Ask::Nothing => self.answer_with(taken, &[]),
             Ask::Read { .. } | Ask::Write { .. } | Ask::Zero { .. } | Ask::Sync => {
-                self.refuse(unique, Errno::IO);
+                self.refuse(taken, Errno::IO);
             }
-            Ask::Unanswered => {}
+            Ask::Unanswered => self.journal.free(taken.entry),
         }
     }
 
-    pub(super) fn answer_init(&self, unique: u64, agreed: Negotiated) {
+    pub(super) fn answer_init(&self, taken: Taken, agreed: Negotiated) {
         let flags = agreed.flags & WANTED;
         let pages = usize::try_from(REQUEST_BYTES_MAX).map_or(1, |bytes| bytes / PAGE_BYTES);
         let answer = abi::InitOut {
@@ -192,14 +250,14 @@ impl Connection {
             max_pages: u16::try_from(pages).unwrap_or(1),
             ..abi::InitOut::default()
         };
-        self.answer_with(unique, answer.as_bytes());
+        self.answer_with(taken, answer.as_bytes());
     }
 
-    fn ask_backing(self: &Arc<Self>, unique: u64, job: Job) {
+    fn ask_backing(self: &Arc<Self>, taken: Taken, job: Job) {
         self.under_way.fetch_add(1, Ordering::Relaxed);
         Pending {
             connection: Arc::clone(self),
-            unique,
+            taken,
             job,
             asked_at: Instant::now(),
         }
@@ -245,36 +303,56 @@ impl Connection {
         len.min(self.backing.size().saturating_sub(offset))
     }
 
-    pub(super) fn refuse(&self, unique: u64, errno: Errno) {
-        let header = header(unique, -errno.raw_os_error(), 0);
-        self.send(&[IoSlice::new(header.as_bytes())]);
+    pub(super) fn refuse(&self, taken: Taken, errno: Errno) {
+        let header = header(taken.unique, -errno.raw_os_error(), 0);
+        self.send(taken, &[IoSlice::new(header.as_bytes())]);
     }
 
     /// Answers with one piece.
-    pub(super) fn answer_with(&self, unique: u64, body: &[u8]) {
-        let header = header(unique, 0, body.len());
-        self.send(&[IoSlice::new(header.as_bytes()), IoSlice::new(body)]);
+    pub(super) fn answer_with(&self, taken: Taken, body: &[u8]) {
+        let header = header(taken.unique, 0, body.len());
+        self.send(
+            taken,
+            &[IoSlice::new(header.as_bytes()), IoSlice::new(body)],
+        );
     }
 
-    /// Answers with data.
-    pub(super) fn answer(&self, unique: u64, pieces: &[Bytes]) {
-        match pieces {
-            [] => self.answer_with(unique, &[]),
-            [one] => self.answer_with(unique, one),
-            many if many.len() <= PIECES_MAX => {
-                let header = header(unique, 0, many.iter().map(Bytes::len).sum());
-                let mut slices = Vec::with_capacity(many.len() + 1);
-                slices.push(IoSlice::new(header.as_bytes()));
-                slices.extend(many.iter().map(|piece| IoSlice::new(piece)));
-                self.send(&slices);
+    /// Answers that a change was made; a write tells how much was written.
+    pub(super) fn answer_made(&self, taken: Taken, written: Option<u32>) {
+        match written {
+            Some(size) => {
+                let written = WriteOut { size, padding: 0 };
+                self.answer_with(taken, written.as_bytes());
             }
-            many => self.answer_with(unique, &many.concat()),
+            None => self.answer_with(taken, &[]),
         }
     }
 
-    fn send(&self, message: &[IoSlice<'_>]) {
+    /// Answers with data.
+    pub(super) fn answer(&self, taken: Taken, pieces: &[Bytes]) {
+        match pieces {
+            [] => self.answer_with(taken, &[]),
+            [one] => self.answer_with(taken, one),
+            many if many.len() <= PIECES_MAX => {
+                let header = header(taken.unique, 0, many.iter().map(Bytes::len).sum());
+                let mut slices = Vec::with_capacity(many.len() + 1);
+                slices.push(IoSlice::new(header.as_bytes()));
+                slices.extend(many.iter().map(|piece| IoSlice::new(piece)));
+                self.send(taken, &slices);
+            }
+            many => self.answer_with(taken, &many.concat()),
+        }
+    }
+
+    /// Gives the one answer to a request, which is over then.
+    fn send(&self, taken: Taken, message: &[IoSlice<'_>]) {
+        self.tell(message);
+        self.journal.free(taken.entry);
+    }
+
+    fn tell(&self, message: &[IoSlice<'_>]) {
         match self.write(message) {
-            // The request is gone: its process was killed, or it was delivered again to a successor.
+            // The request is gone: its process was killed, or a predecessor has answered it.
             Ok(()) | Err(Errno::NOENT) => {}
             // There is nobody left to be told.
             Err(Errno::NODEV | Errno::NOTCONN | Errno::PERM) => {}
@@ -318,19 +396,15 @@ impl Connection {
         self.notify(abi::notify::INVAL_INODE, forget.as_bytes(), &[])
     }
 
-    /// Has everything delivered again that was taken and not answered.
-    pub(super) fn ask_to_resend(&self) -> rustix::io::Result<()> {
-        self.notify(abi::notify::RESEND, &[], &[])
-    }
-
     /// Waits for the first request, which says what the kernel can, and answers it.
     pub(super) fn first_request(&self, limit: Duration) -> rustix::io::Result<Negotiated> {
-        let mut buffer = RequestBuffer::new()?;
+        let mut buffer = RequestBuffer::new(&self.journal)?;
         if !device::readable(self.device.as_fd(), limit)? {
             return Err(Errno::TIMEDOUT);
         }
         buffer.read(&self.device)?;
         let request = request::parse(buffer.request()).ok_or(Errno::PROTO)?;
+        let (taken, _) = buffer.take(request.unique).ok_or(Errno::PROTO)?;
         let Ask::Init {
             major,
             minor,
@@ -341,11 +415,11 @@ impl Connection {
         };
         match negotiate(major, minor, flags) {
             Ok(agreed) => {
-                self.answer_init(request.unique, agreed);
+                self.answer_init(taken, agreed);
                 Ok(agreed)
             }
             Err(errno) => {
-                self.refuse(request.unique, errno);
+                self.refuse(taken, errno);
                 Err(errno)
             }
         }

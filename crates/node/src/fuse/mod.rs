@@ -18,12 +18,13 @@
 //!
 //! **Death of the server.** The connection belongs to the open `/dev/fuse`, not to a process. Whoever has a
 //! duplicate of [`Server::fd`] (sent with [`crate::sys::fdpass`]) keeps it alive: while there is no server,
-//! consumers wait. [`Server::resume`] goes on where the dead one stopped: the kernel delivers again what was
-//! taken and not answered, if it can ([`Negotiated::can_resend`], Linux 6.9). Numbers and handles are
-//! constants, so nothing else is to be handed over. When the last duplicate is closed, every request fails
-//! with ENOTCONN: a filesystem on top stops, and [`dismantle`] clears what is left.
+//! consumers wait. [`Server::resume`] goes on where the dead one stopped, on every kernel: what was taken and not
+//! answered stands in memory that is kept beside the connection ([`Server::requests`], [`journal`]), and is done
+//! first. Numbers and handles are constants, so nothing else is to be handed over. When the last duplicate is closed,
+//! every request fails with ENOTCONN: a filesystem on top stops, and [`dismantle`] clears what is left.
 //! That is why all readers share one descriptor: what was taken through a clone of it
-//! (`FUSE_DEV_IOC_CLONE`) fails with the clone, and could not be delivered again.
+//! (`FUSE_DEV_IOC_CLONE`) fails with the clone. (Linux 6.9 and later can deliver such requests again. One way that
+//! works on every kernel is better than two, so that is not used.)
 //!
 //! A successor has to come before anything else: who asks about a loop device (`loopdev::list`,
 //! `volume::observe`) has the kernel ask the device's file, and waits too while nobody serves it.
@@ -52,12 +53,14 @@ mod abi;
 mod buffer;
 mod connection;
 mod dismantle;
+mod journal;
 mod reply;
 mod request;
 mod server;
 mod tree;
 mod wait;
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -151,10 +154,24 @@ pub struct Negotiated {
     pub flags: u64,
 }
 
-impl Negotiated {
-    /// Whether a successor gets what a dead server had taken and not answered. Where the kernel cannot,
-    /// those requests wait for ever, and so does who made them; only unmounting by force frees them.
-    pub fn can_resend(self) -> bool {
-        self.flags & abi::init::HAS_RESEND != 0
+/// What is kept of a connection for a successor.
+#[derive(Debug)]
+pub struct Kept {
+    /// A duplicate of [`Server::fd`].
+    pub fuse: OwnedFd,
+    /// A duplicate of [`Server::requests`].
+    pub requests: OwnedFd,
+    /// What it was begun with.
+    pub negotiated: Negotiated,
+}
+
+impl Kept {
+    /// That of a server.
+    pub fn of(server: &Server) -> std::io::Result<Kept> {
+        Ok(Kept {
+            fuse: server.fd().try_clone_to_owned()?,
+            requests: server.requests().try_clone_to_owned()?,
+            negotiated: server.negotiated(),
+        })
     }
 }

@@ -7,10 +7,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use rustix::io::Errno;
-use zerocopy::IntoBytes;
 
-use super::abi::WriteOut;
-use super::connection::Connection;
+use super::connection::{Connection, Taken};
+use super::journal::Done;
 use super::{BackingError, Chunks};
 
 /// What a backing was asked, kept until it is answered so that it can be asked again.
@@ -36,7 +35,7 @@ pub(super) enum Job {
 /// A request that was taken and not answered yet.
 pub(super) struct Pending {
     pub(super) connection: Arc<Connection>,
-    pub(super) unique: u64,
+    pub(super) taken: Taken,
     pub(super) job: Job,
     /// When it was asked for.
     pub(super) asked_at: Instant,
@@ -73,22 +72,30 @@ impl Pending {
     }
 
     pub(super) fn refuse(self, errno: Errno) {
-        self.connection.refuse(self.unique, errno);
+        self.note(Done::Refused(errno));
+        self.connection.refuse(self.taken, errno);
         self.connection.answered_one();
     }
 
     fn answer(self, parts: &[Bytes]) {
-        self.connection.answer(self.unique, parts);
+        self.connection.answer(self.taken, parts);
         self.connection.answered_one();
     }
 
-    fn answer_written(self) {
-        let size = match &self.job {
-            Job::Write { data, .. } => u32::try_from(data.len()).unwrap_or(u32::MAX),
-            _ => return self.answer(&[]),
+    /// Notes what a change came to, before anybody can hear of it. A read is simply done again.
+    fn note(&self, done: Done) {
+        if !matches!(self.job, Job::Read { .. }) {
+            self.connection.journal.answering(self.taken.entry, done);
+        }
+    }
+
+    fn answer_made(self) {
+        let written = match &self.job {
+            Job::Write { data, .. } => Some(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+            _ => None,
         };
-        let written = WriteOut { size, padding: 0 };
-        self.connection.answer_with(self.unique, written.as_bytes());
+        self.note(Done::Made(written));
+        self.connection.answer_made(self.taken, written);
         self.connection.answered_one();
     }
 }
@@ -141,7 +148,7 @@ impl Reply<()> {
             return;
         };
         match result {
-            Ok(()) => pending.answer_written(),
+            Ok(()) => pending.answer_made(),
             Err(error) => pending.fail(error),
         }
     }
@@ -158,7 +165,7 @@ impl<T> Drop for Reply<T> {
 
 impl<T> fmt::Debug for Reply<T> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unique = self.pending.as_ref().map(|pending| pending.unique);
+        let unique = self.pending.as_ref().map(|pending| pending.taken.unique);
         out.debug_struct("Reply").field("unique", &unique).finish()
     }
 }

@@ -13,9 +13,11 @@ use rustix::io::Errno;
 use super::buffer::RequestBuffer;
 use super::connection::Connection;
 use super::dismantle;
-use super::{Backing, Negotiated, Options, REQUEST_BYTES_MAX, VOLUME_NAME};
+use super::journal::Journal;
+use super::{Backing, Kept, Negotiated, Options, REQUEST_BYTES_MAX, VOLUME_NAME};
 use crate::error::{Context, Error, PathProblem, Result};
 use crate::sys::fuse as device;
+use crate::sys::resident::MemoryFile;
 
 /// How long the kernel may take for its first request, which it makes during the mount.
 const FIRST_REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
@@ -56,7 +58,9 @@ impl Server {
         let fuse = device::open().context("open", device::DEVICE)?;
         device::mount(fuse.as_fd(), &mount_point, REQUEST_BYTES_MAX)
             .context("mount a volume at", &mount_point)?;
-        let connection = Arc::new(Connection::new(fuse, backing, options.patience));
+        let journal = Journal::new().context("note the requests of", &mount_point)?;
+        let connection = Connection::new(fuse, journal, backing, options.patience);
+        let connection = Arc::new(connection);
         let negotiated = match connection.first_request(FIRST_REQUEST_TIME_MAX) {
             Ok(negotiated) => negotiated,
             Err(errno) => {
@@ -70,24 +74,23 @@ impl Server {
         Server::start(connection, negotiated, mount_point, options)
     }
 
-    /// Goes on to serve a mount whose server is gone, through a duplicate of its [`Server::fd`]. What the
-    /// other had taken and not answered is delivered again, if [`Negotiated::can_resend`]. The other must
-    /// have ended, or left; two servers on one mount would each get a part of the requests.
+    /// Goes on to serve a mount whose server is gone, through duplicates of its [`Server::fd`] and its
+    /// [`Server::requests`]. What the other had taken and not answered is done first. The other must have ended, or
+    /// left; two servers on one mount would each get a part of the requests.
     pub fn resume(
-        fuse: OwnedFd,
-        negotiated: Negotiated,
+        kept: Kept,
         mount_point: &Path,
         backing: Arc<dyn Backing>,
         options: Options,
     ) -> Result<Server> {
-        device::check(fuse.as_fd()).context("go on with", mount_point)?;
-        let connection = Arc::new(Connection::new(fuse, backing, options.patience));
-        if negotiated.can_resend() {
-            connection
-                .ask_to_resend()
-                .context("go on with", mount_point)?;
-        }
-        let server = Server::start(connection, negotiated, mount_point.to_owned(), options)?;
+        device::check(kept.fuse.as_fd()).context("go on with", mount_point)?;
+        let requests = MemoryFile::of(kept.requests);
+        let (journal, left) = Journal::resume(requests).context("go on with", mount_point)?;
+        let connection = Connection::new(kept.fuse, journal, backing, options.patience);
+        let connection = Arc::new(connection);
+        connection.catch_up(left);
+        let place = mount_point.to_owned();
+        let server = Server::start(connection, kept.negotiated, place, options)?;
         // The volume may have grown while nobody could tell.
         server.grown()?;
         Ok(server)
@@ -141,6 +144,11 @@ impl Server {
     /// else with it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.connection.device.as_fd()
+    }
+
+    /// The memory of the requests that were taken, to be kept beside [`Server::fd`].
+    pub fn requests(&self) -> BorrowedFd<'_> {
+        self.connection.journal.file().as_fd()
     }
 
     /// What a successor has to be told beside [`Server::fd`].
@@ -227,12 +235,18 @@ fn serve(connection: &Arc<Connection>, stop: &Stop) {
         Err(errno) => return tracing::error!(%errno, "a reader cannot wait for requests"),
     };
     let mut buffer = loop {
-        match RequestBuffer::new() {
+        match RequestBuffer::new(&connection.journal) {
             Ok(buffer) => break buffer,
             Err(_) if stop.asked.load(Ordering::Acquire) => return,
             Err(errno) => wait_for_memory(errno),
         }
     };
+    while !connection.caught_up() {
+        if stop.asked.load(Ordering::Acquire) {
+            return;
+        }
+        thread::sleep(IDLE_PAUSE);
+    }
     while !stop.asked.load(Ordering::Acquire) {
         match buffer.read(&connection.device) {
             Ok(()) => connection.handle(&mut buffer),

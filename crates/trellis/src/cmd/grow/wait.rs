@@ -210,6 +210,7 @@ fn passes(reason: HoldReason) -> bool {
         HoldReason::ReplicaUnavailable
             | HoldReason::TooFewReplicas
             | HoldReason::TargetDown
+            | HoldReason::TargetSilent
             | HoldReason::PoolNotReady
             | HoldReason::ClaimNotBound
     )

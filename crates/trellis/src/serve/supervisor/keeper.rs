@@ -20,6 +20,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub struct KeeperSide {
     directory: PathBuf,
     run: PathBuf,
+    /// How long a target may be silent before it is replaced.
+    silence_max: Duration,
     /// Held while one is started.
     child: Mutex<Option<Child>>,
     /// Whether anything shall run.
@@ -29,11 +31,12 @@ pub struct KeeperSide {
 
 impl KeeperSide {
     /// The keeper of the volumes whose run directories are below `run`.
-    pub fn new(run: &Path) -> KeeperSide {
+    pub fn new(run: &Path, silence_max: Duration) -> KeeperSide {
         let directory = run.with_file_name("keeper");
         KeeperSide {
             run: run.to_owned(),
             directory,
+            silence_max,
             child: Mutex::default(),
             needed: Mutex::default(),
             becomes_needed: Condvar::new(),
@@ -150,7 +153,8 @@ impl KeeperSide {
         let gone =
             |error: std::io::Error| down(format!("The keeper cannot be listened to: {error}."));
         let link = Link::open(&self.socket()).map_err(gone)?;
-        link.ask(&Request::Watch).map_err(gone)?;
+        let silence_ms_max = u64::try_from(self.silence_max.as_millis()).unwrap_or(u64::MAX);
+        link.ask(&Request::Watch { silence_ms_max }).map_err(gone)?;
         met()?;
         while let Some(event) = link.next().map_err(gone)? {
             tell(event);

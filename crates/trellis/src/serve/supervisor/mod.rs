@@ -3,7 +3,7 @@
 mod keeper;
 mod target;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -38,6 +38,9 @@ pub struct Supervisor {
     told: Mutex<HashMap<Key, Wanted>>,
     /// The settings that the next target of a volume begins with.
     settings: Mutex<HashMap<String, Settings>>,
+    /// The volumes whose target does not answer.
+    silent: Mutex<HashSet<String>>,
+    silence_max: Duration,
     /// How often each process has ended.
     ends: Mutex<HashMap<Key, u64>>,
     /// Held while processes of a volume are looked at and started.
@@ -54,10 +57,12 @@ fn down(message: String) -> Hold {
 }
 
 impl Supervisor {
-    /// The processes whose files are below `run`.
-    pub fn new(run: PathBuf) -> Supervisor {
+    /// The processes whose files are below `run`. A target that is silent for longer than `silence_max` is replaced.
+    pub fn new(run: PathBuf, silence_max: Duration) -> Supervisor {
         Supervisor {
-            keeper: KeeperSide::new(&run),
+            keeper: KeeperSide::new(&run, silence_max),
+            silent: Mutex::default(),
+            silence_max,
             run,
             told: Mutex::default(),
             settings: Mutex::default(),
@@ -91,7 +96,19 @@ impl Supervisor {
     fn heard(&self, event: Event, wake: &Wake) {
         match event {
             Event::Started { volume, .. } => wake(&volume),
+            Event::Call => {}
+            Event::Silent { volume } => {
+                lock(&self.silent).insert(volume.clone());
+                wake(&volume);
+            }
+            Event::Heard { volume } => {
+                lock(&self.silent).remove(&volume);
+                wake(&volume);
+            }
             Event::Ended { volume, name } => {
+                if name == TARGET {
+                    lock(&self.silent).remove(&volume);
+                }
                 let key = (volume.clone(), name);
                 *lock(&self.ends).entry(key).or_default() += 1;
                 wake(&volume);
@@ -101,6 +118,8 @@ impl Supervisor {
 
     /// Tells a keeper that has just been met what shall run.
     fn tell_all(&self) -> Result<(), Hold> {
+        // Whoever is silent is told of again.
+        lock(&self.silent).clear();
         let all: Vec<Wanted> = lock(&self.told).values().cloned().collect();
         for wanted in all {
             self.keeper.ask(&Request::Run(wanted))?;

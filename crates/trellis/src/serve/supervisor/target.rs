@@ -69,6 +69,15 @@ impl Supervisor {
             iqn: iqn(&place.volume),
         };
         self.write_settings(&run, &settings)?;
+        if lock(&self.silent).contains(&place.volume) {
+            let message = format!(
+                "The target of volume {} does not answer; it is replaced when it has been silent for {} s (its log is {}).",
+                place.volume,
+                self.silence_max.as_secs(),
+                paths.log.display()
+            );
+            return Err(Hold::new(HoldReason::TargetSilent, message));
+        }
         let keeper = self.keeper.socket();
         let arguments = [
             OsStr::new("serve-target"),

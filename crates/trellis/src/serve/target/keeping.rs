@@ -2,14 +2,14 @@
 //! file, and deposited again with every other keeper that comes.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trellis_keeper::Link;
 use trellis_keeper::message::{Answer, Request};
-use trellis_node::fuse::{self, Negotiated};
+use trellis_node::fuse::{self, Kept};
 
 use super::Target;
 
@@ -22,14 +22,6 @@ const USUAL_TIME: Duration = Duration::from_secs(10);
 pub struct Keeping {
     socket: PathBuf,
     volume: String,
-}
-
-/// What a predecessor has left.
-pub struct Left {
-    /// The connection.
-    pub fuse: OwnedFd,
-    /// What it was begun with.
-    pub negotiated: Negotiated,
 }
 
 impl Keeping {
@@ -59,7 +51,7 @@ impl Keeping {
 
     /// What the keeper holds of a predecessor. It is waited for without a limit: whoever uses the file would lose it
     /// if it was mounted anew.
-    pub fn take(&self) -> Option<Left> {
+    pub fn take(&self) -> Option<Kept> {
         let volume = self.volume.clone();
         let request = Request::Take { volume };
         let (_, (answer, mut descriptors)) = self.with_keeper(|link| link.ask_with(&request, &[]));
@@ -67,8 +59,12 @@ impl Keeping {
             return None;
         };
         let negotiated = serde_json::from_str(&note).ok()?;
-        let fuse = descriptors.pop()?;
-        Some(Left { fuse, negotiated })
+        let (requests, fuse) = (descriptors.pop()?, descriptors.pop()?);
+        Some(Kept {
+            fuse,
+            requests,
+            negotiated,
+        })
     }
 
     /// Has the keeper hold nothing: what it holds cannot be gone on with.
@@ -80,17 +76,16 @@ impl Keeping {
 
     /// Has the keeper hold the connection of this file, and answers the link by whose end the keeper's own shows.
     pub fn deposit(&self, file: &fuse::Server) -> io::Result<Link> {
-        let fuse = file.fd().try_clone_to_owned()?;
-        self.deposit_parts(&fuse, file.negotiated())
+        self.deposit_kept(&Kept::of(file)?)
     }
 
-    fn deposit_parts(&self, fuse: &OwnedFd, negotiated: Negotiated) -> io::Result<Link> {
-        use std::os::fd::AsFd;
+    fn deposit_kept(&self, kept: &Kept) -> io::Result<Link> {
         let request = Request::Deposit {
             volume: self.volume.clone(),
-            note: serde_json::to_string(&negotiated)?,
+            note: serde_json::to_string(&kept.negotiated)?,
         };
-        let (link, _) = self.with_keeper(|link| link.ask_with(&request, &[fuse.as_fd()]));
+        let descriptors = [kept.fuse.as_fd(), kept.requests.as_fd()];
+        let (link, _) = self.with_keeper(|link| link.ask_with(&request, &descriptors));
         Ok(link)
     }
 
@@ -101,14 +96,17 @@ impl Keeping {
         let stay = move || {
             let mut link = link;
             loop {
-                while let Ok(Some(_)) = link.next() {}
-                let parts = target.with_file(|file| {
-                    let fuse = file.fd().try_clone_to_owned()?;
-                    Ok::<_, io::Error>((fuse, file.negotiated()))
-                });
-                let Some(parts) = parts else { return };
-                let again = parts
-                    .and_then(|(fuse, negotiated)| target.keeping.deposit_parts(&fuse, negotiated));
+                while let Ok(Some(_)) = link.next() {
+                    // Said only when the runtime, on which the volume is served, has done something.
+                    let is_well = target.runtime.block_on(target.runtime.spawn(async {}));
+                    if is_well.is_err() || link.say_here().is_err() {
+                        break;
+                    }
+                }
+                let Some(kept) = target.with_file(Kept::of) else {
+                    return;
+                };
+                let again = kept.and_then(|kept| target.keeping.deposit_kept(&kept));
                 match again {
                     Ok(next) => link = next,
                     Err(error) => {

@@ -242,14 +242,9 @@ impl Target {
     }
 
     fn resume_file(&self) -> Option<fuse::Server> {
-        let left = self.keeping.take()?;
-        let resumed = fuse::Server::resume(
-            left.fuse,
-            left.negotiated,
-            &self.run.file(),
-            self.backing(),
-            self.file_options(),
-        );
+        let kept = self.keeping.take()?;
+        let resumed =
+            fuse::Server::resume(kept, &self.run.file(), self.backing(), self.file_options());
         resumed
             .inspect_err(|error| tracing::warn!(%error, "the predecessor's file cannot go on"))
             .ok()

@@ -22,7 +22,7 @@ use common::{Process, check, fill, verify};
 use fuse::{Aligned, FileBacking, Place, open_direct, pattern};
 use trellis_api::Bytes;
 use trellis_node::filesystem::FilesystemKind;
-use trellis_node::fuse::{Backing, Kept, Negotiated, Options, Server, dismantle};
+use trellis_node::fuse::{Backing, Kept, Negotiated, Options, Server, abort, dismantle, standing};
 use trellis_node::sys::fdpass;
 use trellis_node::{Error, volume};
 
@@ -316,6 +316,34 @@ fn a_server_that_leaves_has_nothing_under_way() {
     writers.go_on(50);
     writers.verify(&place.data());
     server.unmount().unwrap();
+}
+
+#[test]
+fn a_connection_that_nobody_serves_is_found_and_ended() {
+    // Fails if requests that wait for a server that is gone are not seen, or cannot be freed while somebody holds the
+    // connection; or if a connection that is served is shown as one where somebody waits.
+    serve_if_asked();
+    let place = Place::new(Bytes::mib(16));
+    let test = "a_connection_that_nobody_serves_is_found_and_ended";
+    let (mut server, _stream, kept) = start(&place, test, None);
+    let found = || standing(&place.mount_point()).unwrap();
+    let file = open_direct(&place.file());
+    common::eventually("nobody waits", || found()[0].waiting == 0);
+    server.0.kill().unwrap();
+    server.0.wait().unwrap();
+    let writer = thread::spawn(move || {
+        let mut room = Aligned::new(4096);
+        file.write_all_at(room.bytes(), 0)
+    });
+    common::eventually("somebody waits", || found()[0].waiting == 1);
+    assert!(!writer.is_finished());
+    abort(found()[0].number).unwrap();
+    writer.join().unwrap().unwrap_err();
+    common::eventually("nobody waits any more", || {
+        found().iter().all(|each| each.waiting == 0)
+    });
+    drop(kept);
+    assert!(dismantle(&place.mount_point()).unwrap());
 }
 
 #[test]

@@ -58,6 +58,7 @@ mod reply;
 mod request;
 mod server;
 mod tree;
+mod unserved;
 mod wait;
 
 use std::os::fd::OwnedFd;
@@ -69,6 +70,7 @@ use serde::{Deserialize, Serialize};
 pub use dismantle::dismantle;
 pub use reply::Reply;
 pub use server::Server;
+pub use unserved::{Standing, abort, standing};
 
 /// The name of the one file.
 pub const VOLUME_NAME: &str = "volume";

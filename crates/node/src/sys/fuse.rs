@@ -8,7 +8,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, Result};
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags};
 
 use super::block::DeviceNumber;
 use super::mount;
@@ -61,6 +61,49 @@ pub fn mount(fuse: BorrowedFd<'_>, directory: &Path, read_bytes_max: u32) -> Res
 /// Unmounts the mount at `directory`. Never lazily: EBUSY if somebody uses it.
 pub fn unmount(directory: &Path) -> Result<()> {
     rustix::mount::unmount(directory, UnmountFlags::NOFOLLOW)
+}
+
+/// The kernel's control files of all connections, mounted where no path leads.
+#[derive(Debug)]
+pub struct Control {
+    root: OwnedFd,
+}
+
+impl Control {
+    /// Mounts them. There is one instance of them, however often it is mounted.
+    pub fn open() -> Result<Control> {
+        let context = rustix::mount::fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_create(&context)?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOSUID;
+        let root = rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+        Ok(Control { root })
+    }
+
+    fn file(&self, connection: u32, name: &str, access: OFlags) -> Result<OwnedFd> {
+        let path = format!("{connection}/{name}");
+        rustix::fs::openat(&self.root, path, access | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// How many requests of a connection wait; none if there is no such connection.
+    pub fn waiting(&self, connection: u32) -> Result<Option<u64>> {
+        let file = match self.file(connection, "waiting", OFlags::RDONLY) {
+            Err(Errno::NOENT) => return Ok(None),
+            other => other?,
+        };
+        let mut text = [0; 32];
+        let length = rustix::io::read(&file, &mut text)?;
+        let text = text.get(..length).unwrap_or_default();
+        let text = std::str::from_utf8(text).map_err(|_| Errno::INVAL)?;
+        text.trim().parse().map(Some).map_err(|_| Errno::INVAL)
+    }
+
+    /// Ends a connection. One that has ended is none.
+    pub fn abort(&self, connection: u32) -> Result<()> {
+        match self.file(connection, "abort", OFlags::WRONLY) {
+            Err(Errno::NOENT) => Ok(()),
+            file => rustix::io::write(file?, b"1").map(drop),
+        }
+    }
 }
 
 /// Reads one request; answers how long it is.

@@ -1,11 +1,14 @@
 //! `trellis doctor`: what this machine's kernel and programs can do.
 
+use std::path::Path;
+
 use anyhow::bail;
 use serde::Serialize;
 use trellis_node::doctor::{Finding, FindingState, examine};
 
-use crate::cli::Doctor;
+use crate::cli::{Doctor, Global};
 use crate::output::{self, Table, Tone};
+use crate::serve::tell_unserved;
 
 /// What a claim of the default class cannot do without. A filesystem that the kernel does not list yet
 /// is loaded at the first mount, so it is none of these.
@@ -20,8 +23,9 @@ struct Diagnosis {
 }
 
 /// Looks at this machine. It fails if something is missing that every claim needs.
-pub fn run(verb: &Doctor) -> anyhow::Result<()> {
-    let diagnoses: Vec<Diagnosis> = examine().into_iter().map(diagnosis).collect();
+pub fn run(global: &Global, verb: &Doctor) -> anyhow::Result<()> {
+    let findings = examine().into_iter().chain([connections(&global.data)]);
+    let diagnoses: Vec<Diagnosis> = findings.map(diagnosis).collect();
     let text = output::text(verb.output, &diagnoses, |_| {
         render(&diagnoses, output::colours())
     })?;
@@ -34,6 +38,24 @@ pub fn run(verb: &Doctor) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether somebody waits for a volume that nobody serves.
+fn connections(data: &Path) -> Finding {
+    // As the service calls it, and mounts are shown.
+    let data = data.canonicalize().unwrap_or_else(|_| data.to_owned());
+    let (state, detail) = match tell_unserved(&data.join("run")) {
+        Ok(unserved) if unserved.is_empty() => (FindingState::Present, "all are served".to_owned()),
+        Ok(unserved) => (FindingState::Absent, unserved.join(" ")),
+        Err(error) => (FindingState::Unknown, error.to_string()),
+    };
+    Finding {
+        name: "servers of FUSE connections",
+        state,
+        detail,
+        costs: "whoever uses the volume waits, and so does who asks about loop devices",
+        remedy: "start trellis up: it serves the volume again, or ends the connection after a minute",
+    }
 }
 
 fn diagnosis(finding: Finding) -> Diagnosis {

@@ -50,7 +50,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             volume::replace(&global, claim, pool).await
         }
         Verb::Check(verb) => check::run(verb),
-        Verb::Doctor(verb) => doctor::run(verb),
+        Verb::Doctor(verb) => doctor::run(&global, verb),
         Verb::Keeper(verb) => crate::serve::run_keeper(verb),
         Verb::ServeReplica(verb) => crate::serve::run_replica(verb).await,
         Verb::ServeTarget(verb) => crate::serve::run_target(verb).await,

@@ -20,9 +20,11 @@ mod message;
 mod replica;
 mod supervisor;
 mod target;
+mod unserved;
 mod watch;
 
 pub use keeper::{Keeper, run as run_keeper};
 pub use replica::{ServeReplica, run as run_replica};
 pub use supervisor::{Supervisor, Wake};
 pub use target::{ServeTarget, run as run_target};
+pub use unserved::tell as tell_unserved;

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use trellis_api::{Hold, HoldReason};
 use trellis_control::agent::machine::ReplicaPlace;
@@ -17,6 +17,7 @@ use trellis_keeper::process::{last_words, living};
 
 use self::keeper::{KeeperSide, becomes};
 use super::message::Settings;
+use super::unserved::{self, Unserved};
 use super::watch::Watch;
 
 /// How long a process may take until it listens.
@@ -24,6 +25,8 @@ const START_TIME_MAX: Duration = Duration::from_secs(15);
 /// How long a process may take to end: twice what the keeper gives it before it is killed.
 const END_TIME_MAX: Duration = Duration::from_secs(10);
 const TARGET: &str = "target";
+/// How often it is looked for connections that nobody serves.
+const UNSERVED_LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// What is told when something has happened to a volume.
 pub type Wake = Box<dyn Fn(&str) + Send + Sync>;
@@ -90,7 +93,34 @@ impl Supervisor {
                 .follow(met, |event| supervisor.heard(event, &wake));
         };
         let thread = std::thread::Builder::new().name("trellis-keeper".to_owned());
-        thread.spawn(follow).map(drop)
+        thread.spawn(follow)?;
+        let supervisor = self.clone();
+        let thread = std::thread::Builder::new().name("trellis-unserved".to_owned());
+        let sweep = move || supervisor.end_unserved();
+        thread.spawn(sweep).map(drop)
+    }
+
+    /// Ends, for ever, connections that nobody serves and that no successor will take over: no target of the volume lives,
+    /// and none shall run.
+    fn end_unserved(&self) {
+        let mut seen = Unserved::default();
+        loop {
+            std::thread::sleep(UNSERVED_LOOK_EVERY);
+            let found = unserved::find(&self.run).unwrap_or_default();
+            let key = |volume: &str| (volume.to_owned(), TARGET.to_owned());
+            let comes = |volume: &str| lock(&self.told).contains_key(&key(volume));
+            let hopeless = found.into_iter().filter(|(volume, _)| !comes(volume));
+            let hopeless: Vec<_> = hopeless.map(|(_, each)| each).collect();
+            for number in seen.overdue(&hopeless, Instant::now()) {
+                tracing::warn!(
+                    number,
+                    "nobody serves a connection; whoever waits for it gets an error"
+                );
+                if let Err(error) = trellis_node::fuse::abort(number) {
+                    tracing::warn!(%error, number, "a connection cannot be ended");
+                }
+            }
+        }
     }
 
     fn heard(&self, event: Event, wake: &Wake) {
@@ -147,10 +177,15 @@ impl Supervisor {
         if becomes(is_up, || ends() != ended_before, START_TIME_MAX) {
             return Ok(());
         }
+        let unserved = unserved::tell(RunDir::of(&self.run, &volume).path()).unwrap_or_default();
         Err(down(format!(
-            "A process of volume {volume} does not run and is started again in a moment: {} (its log is {}).",
+            "A process of volume {volume} does not run and is started again in a moment: {} (its log is {}).{}",
             last_words(&paths.log),
-            paths.log.display()
+            paths.log.display(),
+            unserved
+                .iter()
+                .map(|each| format!(" {each}"))
+                .collect::<String>()
         )))
     }
 

@@ -4,6 +4,7 @@ mod bench;
 mod deaths;
 mod deny;
 mod guest;
+mod power;
 mod soak;
 
 use clap::{Parser, Subcommand};
@@ -26,6 +27,8 @@ enum Chore {
     Guest(guest::Guest),
     /// Kill all processes of a data directory at once, about fifty times, in the middle of growths
     Deaths,
+    /// Cut the power of a whole data directory, again and again
+    Power(power::Power),
     /// Run the simulator of the replicated engine on fresh histories
     Soak(soak::Soak),
 }
@@ -36,6 +39,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Deaths => deaths::run(),
         Chore::Deny => deny::run(),
         Chore::Guest(guest) => guest::run(guest),
+        Chore::Power(power) => power::run(&power),
         Chore::Soak(soak) => soak::run(&soak),
     }
 }

@@ -97,6 +97,9 @@ reasons! {
     ForeignData:
         "The volume carries data that is not the filesystem asked for, and Trellis never overwrites data.",
         "Save or remove the data yourself, or create the claim anew with volumeMode Block.";
+    FilesystemGone:
+        "The volume once carried a filesystem and is found empty; what was on it is lost, and no new one is made.",
+        "Find out what emptied the copies and restore them from a backup; or delete the claim and create it anew.";
     MissingCapability:
         "The kernel refuses because the process lacks a capability (CAP_SYS_RESOURCE for ext3 and ext4 growth).",
         "Run Trellis with the capability; `trellis doctor` shows what is missing.";

@@ -2,6 +2,7 @@
 //!
 //! Nothing here does I/O. Everything here can be tested with values alone.
 
+pub mod about;
 #[cfg(feature = "kinds")]
 pub mod kinds;
 pub mod quantity;

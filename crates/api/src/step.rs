@@ -27,6 +27,10 @@ macro_rules! steps {
 }
 
 steps! {
+    /// Small files: one is written and synced under another name. A file that is made once comes about so.
+    FileWritten = "file-written",
+    /// Small files: it has its name, durably.
+    FileInPlace = "file-in-place",
     /// Provisioning: the volume is stored, and with it the choice of its pool.
     VolumeWritten = "volume-written",
     /// Provisioning: the volume's target and replica are stored.
@@ -61,6 +65,8 @@ steps! {
     DeviceAttached = "device-attached",
     /// Attachment: a filesystem was made on it.
     FilesystemMade = "filesystem-made",
+    /// Attachment: the copies know that there is a filesystem.
+    FormattingNoted = "formatting-noted",
     /// Attachment: the filesystem is mounted at its private place.
     FilesystemMounted = "filesystem-mounted",
     /// Attachment: the consumer's path shows it.

@@ -56,6 +56,14 @@ pub enum Error {
         /// The newest format that this program reads.
         known: u64,
     },
+    /// The file that is to be restored is no backup.
+    #[error("{} is not a backup that this program can read; make one with `trellis backup`", path.display())]
+    NotABackup {
+        /// The file that was named.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
     /// The file can be read, but the first write of the run failed.
     #[error("{} cannot be written; check the space and the permissions of its directory", path.display())]
     Unwritable {

@@ -5,7 +5,6 @@ use std::path::Path;
 use k8s_openapi::ByteString;
 
 use crate::pki::{AccessError, Token};
-use crate::private_file;
 
 /// The name of cluster, user and context in the file.
 const NAME: &str = "trellis";
@@ -17,7 +16,7 @@ pub fn write(
     ca_pem: &str,
     token: &Token,
 ) -> Result<(), AccessError> {
-    private_file::ensure(path, text(server_url, ca_pem, token).as_bytes())
+    trellis_files::ensure(path, text(server_url, ca_pem, token).as_bytes())
         .map(|_| ())
         .map_err(|source| AccessError::Write {
             path: path.to_owned(),

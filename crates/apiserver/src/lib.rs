@@ -14,6 +14,7 @@
 //! It is not a second Kubernetes: there is no scheduler, no kubelet, no aggregation, and of admission only
 //! what claims, volumes and namespaces need.
 
+pub mod backup;
 mod cascade;
 mod decode;
 mod discovery;
@@ -38,7 +39,6 @@ mod verbs;
 pub mod kubeconfig;
 pub mod listen;
 pub mod pki;
-mod private_file;
 mod protobuf_body;
 
 use std::convert::Infallible;
@@ -53,7 +53,7 @@ use http::{Request, Response};
 use serde_json::json;
 
 pub use error::{Damage, Error};
-pub use server::ApiBody;
+pub use server::{ApiBody, BACKUP_PATH};
 pub use store::Stats;
 
 use managed::Writer;
@@ -92,6 +92,11 @@ impl EmbeddedApi {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         server::respond(&self.store, request).await
+    }
+
+    /// Everything that is stored, as of one moment.
+    pub fn backup(&self) -> backup::Backup {
+        self.store.backup()
     }
 
     /// How much has been written since the file was opened.

@@ -21,8 +21,6 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{RootCertStore, ServerConfig};
 
-use crate::private_file;
-
 /// The names under which the server may be reached.
 const SERVER_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 const VALID_YEARS: i64 = 10;
@@ -117,9 +115,11 @@ impl Pki {
     /// Reads the credentials under `directory/pki`, and makes those that cannot be used.
     pub fn open(directory: &Path) -> Result<Pki, AccessError> {
         let directory = directory.join("pki");
-        private_file::ensure_directory(&directory).map_err(|source| AccessError::Directory {
-            path: directory.clone(),
-            source,
+        trellis_files::make_private_directory(&directory).map_err(|source| {
+            AccessError::Directory {
+                path: directory.clone(),
+                source,
+            }
         })?;
         let token = open_token(&directory.join("token"))?;
         let files = Files::in_directory(&directory);
@@ -283,7 +283,7 @@ fn read(path: &Path) -> Result<Option<String>, AccessError> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), AccessError> {
-    private_file::ensure(path, text.as_bytes())
+    trellis_files::ensure(path, text.as_bytes())
         .map(|_| ())
         .map_err(|source| AccessError::Write {
             path: path.to_owned(),

@@ -21,6 +21,9 @@ const JSON: &str = "application/json";
 /// A warning is cut at this length, so that headers stay small.
 const WARNING_BYTES_MAX: usize = 512;
 
+/// Where a client with the token gets a backup of the store.
+pub const BACKUP_PATH: &str = "/debug/backup";
+
 /// The body of an answer: whole, or the frames of a watch.
 pub struct ApiBody(Content);
 
@@ -154,6 +157,10 @@ fn plain(store: &Store, head: &http::request::Parts) -> Result<Response<ApiBody>
         "/debug/store" => {
             let stats = serde_json::to_vec(&store.stats()).unwrap_or_default();
             whole(StatusCode::OK, JSON, Content::Whole(Some(stats.into())))
+        }
+        BACKUP_PATH => {
+            let text = store.backup().text();
+            whole(StatusCode::OK, JSON, Content::Whole(Some(text.into())))
         }
         path => {
             if let Some(document) = discovery::respond(kinds, path, accept) {

@@ -219,6 +219,7 @@ mod tests {
             volume: "v".to_owned(),
             volume_id: String::new(),
             replica_id: String::new(),
+            discard: false,
             pool: "p".to_owned(),
             node: "n".to_owned(),
             capacity: Bytes::gib(goal),

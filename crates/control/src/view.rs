@@ -83,9 +83,26 @@ impl View {
 
     /// Whether the volume has several copies behind a target. Its copies still tell when the volume is gone.
     pub fn is_replicated(&self) -> bool {
-        let copy = |each: &Arc<Replica>| each.spec.replica_id.is_empty();
+        let copy = |each: &Arc<Replica>| each.is_of_several();
         let volume = self.volume.as_ref().map(|volume| volume.spec.replicated);
         volume.unwrap_or_else(|| self.replicas.iter().any(copy))
+    }
+
+    /// Whether the volume is known to have carried a filesystem that somebody could use.
+    pub fn is_formatted(&self) -> bool {
+        let volume = self.volume.as_ref();
+        let wanted = volume.and_then(|volume| volume.spec.filesystem);
+        let told = volume.and_then(|volume| volume.status.as_ref());
+        let used = self.attachments.iter().any(|each| {
+            let status = each.status.as_ref();
+            status.is_some_and(|status| status.filesystem.is_some())
+        });
+        let found = || {
+            let contents = self.contents().into_iter().flatten();
+            let mut contents = contents.map(|content| content.kind.as_str());
+            contents.any(|kind| wanted.is_some_and(|wanted| wanted.name() == kind))
+        };
+        wanted.is_some() && (told.is_some_and(|status| status.formatted) || used || found())
     }
 
     /// The way that its bytes take to a node. Its uses still tell when the volume is gone.

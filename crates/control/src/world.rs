@@ -282,10 +282,24 @@ impl World {
             let new = new.as_ref().and_then(|status| status.rung.as_ref());
             self.growths.note_rungs(old.as_slice(), new);
         }
+        if let (None, Some(new)) = (&change.old, &change.new) {
+            self.note_taken_in(new);
+        }
         let woken = self
             .ledger
             .note(change.old.as_deref(), change.new.as_deref());
         woken.iter().for_each(|key| self.push(key));
+    }
+
+    /// A copy that nobody knew has an object now: its pool is looked at again.
+    fn note_taken_in(&self, replica: &Replica) {
+        let Some(pool) = self.pools.get("", &replica.spec.pool) else {
+            return;
+        };
+        let status = pool.status.as_ref();
+        if status.is_some_and(|status| status.unknown_count > 0) {
+            self.pool_queue.push(&pool.name_any());
+        }
     }
 
     /// A volume reserves room before its replica is stored, and lets go of it when it never will be.

@@ -121,6 +121,19 @@ pub enum Error {
         asked: Identity,
     },
 
+    /// A replica that is to be removed and cannot show whose bytes it holds.
+    #[error(
+        "{} cannot prove whose bytes it holds, so it is kept; look at it with `trellis check`, and remove the \
+         directory yourself if nobody needs it",
+        path.display()
+    )]
+    ReplicaUnproven {
+        /// The replica's directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
+
     /// A size that is zero or not a whole number of blocks.
     #[error("size {size} is not a positive multiple of {BLOCK}; round it up")]
     SizeNotBlocks {

@@ -38,7 +38,7 @@ fn do_work(pool: &Path, work: Work) {
             Err(Error::ReplicaAbsent { .. }) => {}
             Err(other) => panic!("{other}"),
         },
-        Work::Remove => pool.remove(NAME).unwrap(),
+        Work::Remove => pool.remove(NAME, identity(1)).unwrap(),
         Work::Reopen => match pool.open_replica(NAME) {
             Ok(_) | Err(Error::ReplicaAbsent { .. }) => {}
             Err(other) => panic!("{other}"),

@@ -57,7 +57,10 @@ fn what_was_answered_is_durable(small: &Small) {
     assert_eq!(read_block(&replica.data_path(), 1790), [0; 4096]);
     drop(replica);
 
-    Pool::open(&small.path()).unwrap().remove(NAME).unwrap();
+    Pool::open(&small.path())
+        .unwrap()
+        .remove(NAME, identity(1))
+        .unwrap();
     small.lose_power();
     let pool = Pool::open(&small.path()).unwrap();
     assert!(matches!(
@@ -103,7 +106,7 @@ fn a_death_at_any_step_with_a_power_loss_leaves_the_old_or_the_new(small: &Small
             Err(Error::ReplicaAbsent { .. }) => assert!(death < 3, "a published replica was lost"),
             Err(other) => panic!("{other}"),
         }
-        pool.remove(NAME).unwrap();
+        pool.remove(NAME, identity(1)).unwrap();
     }
     create(small);
     for (provisioning, to) in [(Thin, Bytes::mib(2)), (Thick, Bytes::mib(3))] {
@@ -123,7 +126,10 @@ fn a_death_at_any_step_with_a_power_loss_leaves_the_old_or_the_new(small: &Small
     for death in 0..2 {
         create(small);
         dying_after(Some(death), || {
-            Pool::open(&small.path()).unwrap().remove(NAME).unwrap()
+            Pool::open(&small.path())
+                .unwrap()
+                .remove(NAME, identity(1))
+                .unwrap()
         });
         small.lose_power();
         assert!(

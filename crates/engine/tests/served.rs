@@ -89,7 +89,7 @@ fn a_pool_measures_counts_and_removes_what_another_one_serves_and_does_not_chang
     assert_eq!(raised, Outcome::Raised { from, to });
     let served = Replica::open_served(&path, None, identity).unwrap();
     assert_eq!(served.size(), to);
-    pool.remove("r").unwrap();
+    pool.remove("r", identity).unwrap();
     assert!(pool.names().unwrap().is_empty());
 }
 

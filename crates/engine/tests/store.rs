@@ -10,7 +10,7 @@ use common::*;
 use trellis_api::Bytes;
 use trellis_engine::Error;
 use trellis_engine::replica::{
-    Finding, Outcome, Pool, Provisioning::*, REPLICAS_MAX, SIZE_MAX, Severity, check,
+    Finding, Identity, Outcome, Pool, Provisioning::*, REPLICAS_MAX, SIZE_MAX, Severity, check,
 };
 
 #[test]
@@ -139,7 +139,7 @@ fn handles_on_one_replica_share_its_state_and_a_removed_one_says_so() {
     two.grow(blocks(7), Thin).unwrap();
     assert_eq!(one.measure().unwrap().size(), blocks(7));
 
-    pool.remove(NAME).unwrap();
+    pool.remove(NAME, identity(1)).unwrap();
     assert!(matches!(
         one.grow(blocks(9), Thin),
         Err(Error::ReplicaRemoved { .. })
@@ -178,13 +178,45 @@ fn growths_by_many_threads_end_at_the_largest_size() {
 }
 
 #[test]
+fn a_replica_goes_only_for_whom_its_bytes_are() {
+    // Fails if bytes are removed by name alone: for another identity, or where no superblock says whose they are.
+    let home = grown_pool();
+    let pool = Pool::open(home.path()).unwrap();
+    let before = snapshot(&replica_dir(home.path()));
+    let foreign = |identity: Identity| {
+        let refused = pool.remove(NAME, identity).unwrap_err();
+        assert!(matches!(refused, Error::ReplicaForeign { .. }), "{refused}");
+    };
+    foreign(identity(2));
+    let own = identity(1);
+    foreign(Identity {
+        replica: identity(2).replica,
+        ..own
+    });
+    foreign(Identity {
+        volume: identity(2).volume,
+        ..own
+    });
+    assert_eq!(snapshot(&replica_dir(home.path())), before);
+    for slot in ["superblock.a", "superblock.b"] {
+        fs::write(replica_dir(home.path()).join(slot), "").unwrap();
+    }
+    let refused = pool.remove(NAME, own).unwrap_err();
+    assert!(
+        matches!(refused, Error::ReplicaUnproven { .. }),
+        "{refused}"
+    );
+    assert!(replica_dir(home.path()).join("data").exists());
+}
+
+#[test]
 fn removal_is_idempotent() {
     // Fails if a second removal, or one of a name that never was, is an error.
     let home = grown_pool();
     let pool = Pool::open(home.path()).unwrap();
     assert_eq!(pool.names().unwrap(), [NAME]);
     for _ in 0..2 {
-        pool.remove(NAME).unwrap();
+        pool.remove(NAME, identity(1)).unwrap();
         assert!(pool.names().unwrap().is_empty());
     }
     assert!(matches!(
@@ -241,7 +273,7 @@ fn names_that_lead_elsewhere_are_refused_everywhere() {
             |error: Error| assert!(matches!(error, Error::NameNotAllowed { .. }), "{error}");
         refused(pool.create(name, identity(1), blocks(1), Thin).unwrap_err());
         refused(pool.open_replica(name).unwrap_err());
-        refused(pool.remove(name).unwrap_err());
+        refused(pool.remove(name, identity(1)).unwrap_err());
     }
 }
 
@@ -307,7 +339,7 @@ fn leftovers_of_work_that_failed_are_not_in_the_way_of_its_repetition() {
         fs::create_dir(&path).unwrap();
         fs::write(path.join("data"), "x").unwrap();
     }
-    pool.remove(NAME).unwrap();
+    pool.remove(NAME, identity(1)).unwrap();
     let making = home.path().join("replicas").join(format!(".making-{NAME}"));
     fs::create_dir(&making).unwrap();
     fs::write(making.join("data"), "x").unwrap();

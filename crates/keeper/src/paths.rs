@@ -27,9 +27,7 @@ impl RunDir {
 
     /// Makes it, for this user alone.
     pub fn make(&self) -> std::io::Result<()> {
-        use std::os::unix::fs::DirBuilderExt;
-        let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(&self.0)
+        trellis_files::make_directory(&self.0)
     }
 
     /// Where the FUSE file is mounted.

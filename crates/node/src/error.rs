@@ -233,6 +233,18 @@ pub enum Error {
         found: Box<Content>,
     },
 
+    /// The device once held a filesystem, and is empty.
+    #[error(
+        "{device} once held a filesystem ({kind}) and is empty now; what was on it is lost, and it is not formatted anew",
+        device = .device.display()
+    )]
+    FilesystemGone {
+        /// The device.
+        device: PathBuf,
+        /// The filesystem that it had.
+        kind: FilesystemKind,
+    },
+
     /// The device holds another filesystem than the one asked for.
     #[error("{device} holds {found}, not {asked}; ask for {found}, or use another volume", device = .device.display())]
     OtherFilesystem {

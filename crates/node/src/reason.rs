@@ -22,6 +22,7 @@ impl Error {
             Error::ManyDevices { .. }
             | Error::NotThatFilesystem { .. }
             | Error::GrowthUnsupported { .. } => HoldReason::FilesystemUnsupported,
+            Error::FilesystemGone { .. } => HoldReason::FilesystemGone,
             Error::NotEmpty { .. }
             | Error::OtherFilesystem { .. }
             | Error::BadIntent { .. }

@@ -10,11 +10,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{Bench, check, installed, run};
-use trellis_api::Bytes;
+use trellis_api::{Bytes, HoldReason};
 use trellis_node::Error;
 use trellis_node::filesystem::{FilesystemKind, State};
 use trellis_node::probe::{self, Content, Foreign};
-use trellis_node::volume::{self, ensure_filesystem};
+use trellis_node::volume::{self, Past, ensure_filesystem, ensure_filesystem_with_past};
 
 /// Asserts that no filesystem is made on the file and that not a byte of it changes.
 fn assert_untouched(bench: &Bench, file: &Path, expected: &str) {
@@ -158,6 +158,35 @@ fn what_is_made_is_recognised_measured_and_clean() {
         );
         assert_eq!(state, State::Clean);
         assert_eq!(size, made.geometry.largest_fit(Bytes::mib(300)));
+        volume::detach(&backing).unwrap();
+    }
+}
+
+#[test]
+fn what_once_held_data_is_never_formatted() {
+    // Fails if a device that was in use and is found empty, or cut up, gets a new filesystem, note or not.
+    for kind in FilesystemKind::ALL {
+        let bench = Bench::new();
+        let backing = bench.file("v", Bytes::mib(300));
+        let note = bench.path("n");
+        let device = volume::attach(&backing, false).unwrap();
+        let again = |past| ensure_filesystem_with_past(&device.path, kind, &note, past);
+        assert!(again(Past::Unused).unwrap().made);
+        assert!(!again(Past::Formatted).unwrap().made);
+        let empty = fs::File::create(&backing).unwrap();
+        empty.set_len(Bytes::mib(300).get()).unwrap();
+        for intent in [false, true] {
+            if intent {
+                fs::write(&note, uuid::Uuid::new_v4().to_string()).unwrap();
+            }
+            let error = again(Past::Formatted).unwrap_err();
+            assert!(matches!(error, Error::FilesystemGone { .. }), "{error}");
+            assert_eq!(error.reason(), HoldReason::FilesystemGone);
+        }
+        assert!(matches!(
+            probe::probe(&device.path).unwrap(),
+            Content::Empty
+        ));
         volume::detach(&backing).unwrap();
     }
 }

@@ -82,6 +82,18 @@ pub enum Verb {
     /// Start, watch and outlive the processes of volumes
     #[command(hide = true)]
     Keeper(Keeper),
+    /// Write everything that the service has stored to a file, while it runs
+    Backup {
+        /// The file; it holds secrets, and only its owner can read it
+        file: PathBuf,
+    },
+    /// Put the content of a backup in the place of the store; the service must not run
+    Restore {
+        /// The file that `trellis backup` has written
+        file: PathBuf,
+    },
+    /// Take in the copies on the pools that the service does not know, after its store was lost or restored
+    Recover(Recover),
     /// Serve one copy of a volume
     #[command(hide = true)]
     ServeReplica(ServeReplica),
@@ -293,6 +305,26 @@ pub enum VolumeVerb {
 pub struct Check {
     /// The pool's directory
     pub directory: PathBuf,
+    /// Print as
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub output: Option<Format>,
+}
+
+/// `trellis recover`
+#[derive(Args, Debug)]
+pub struct Recover {
+    /// Make volumes and claims again from what the copies on the pools say about themselves
+    #[arg(long, required = true)]
+    pub from_pools: bool,
+    /// Only these pool directories; all pools of this machine if none is given
+    #[arg(value_name = "DIR")]
+    pub directories: Vec<PathBuf>,
+    /// Say what would be done, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// What to add to the name of a claim that exists and has another volume, such as -old
+    #[arg(long, value_name = "SUFFIX", allow_hyphen_values = true)]
+    pub suffix: Option<String>,
     /// Print as
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub output: Option<Format>,

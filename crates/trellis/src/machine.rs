@@ -1,6 +1,7 @@
 //! This machine, as the agent needs it: the replica store and the kernel joined behind one trait, and
 //! their errors told as the holds that a user reads.
 
+mod about;
 mod hold;
 
 use std::collections::{HashMap, HashSet};
@@ -8,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use trellis_api::kinds::{Content, FilesystemKind, Via};
+use trellis_api::about::About;
+use trellis_api::kinds::{Content, FilesystemKind, UnknownCopy, Via};
 use trellis_api::step::{self, Step};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::agent::machine::{
@@ -24,6 +26,7 @@ use trellis_node::volume::{Carrier, Fault};
 use trellis_node::{fuse, probe, volume};
 use uuid::Uuid;
 
+use self::about::text_of;
 use self::hold::{fault_hold, gone, node_hold, store_hold};
 use crate::serve::{Supervisor, Wake};
 
@@ -40,6 +43,8 @@ pub struct ThisMachine {
     pools: Mutex<HashMap<PathBuf, Arc<Pool>>>,
     /// The processes of volumes with several copies.
     processes: Arc<Supervisor>,
+    /// What copies on this machine say about themselves, as it was last read or written.
+    descriptions: Mutex<HashMap<(PathBuf, String), About>>,
     /// Replicas that are open. Opening one checks and syncs it; measuring an open one only reads.
     replicas: Mutex<HashMap<(PathBuf, String), Replica>>,
 }
@@ -48,13 +53,14 @@ impl ThisMachine {
     /// The machine with `data` as its own directory.
     pub fn new(data: &Path, target_silence_max: Duration) -> std::io::Result<Self> {
         let (mounts, notes) = (data.join("mounts"), data.join("formatting"));
-        std::fs::create_dir_all(&mounts)?;
-        std::fs::create_dir_all(&notes)?;
+        trellis_files::make_directory(&mounts)?;
+        trellis_files::make_directory(&notes)?;
         Ok(ThisMachine {
             mounts,
             notes,
             pools: Mutex::default(),
             processes: Arc::new(Supervisor::new(data.join("run"), target_silence_max)),
+            descriptions: Mutex::default(),
             replicas: Mutex::default(),
         })
     }
@@ -97,6 +103,7 @@ impl ThisMachine {
         }
         pools.remove(path);
         self.open_replicas().retain(|(of, _), _| of != path);
+        self.descriptions().retain(|(of, _), _| of != path);
         let pool = Arc::new(Pool::open_known(path, expected).map_err(store_hold)?);
         pools.insert(path.to_owned(), pool.clone());
         Ok(pool)
@@ -159,7 +166,10 @@ impl ThisMachine {
         if let Some(kind) = stage.filesystem {
             if !is_staged {
                 let note = self.notes.join(&stage.volume);
-                volume::ensure_filesystem(&device, kind, &note).map_err(node_hold)?;
+                let past = self.past(stage);
+                volume::ensure_filesystem_with_past(&device, kind, &note, past)
+                    .map_err(node_hold)?;
+                self.note_formatted(stage)?;
             }
             let staging = self.mount_of(stage);
             volume::stage(&device, kind, &staging, stage.read_only).map_err(node_hold)?;
@@ -315,17 +325,44 @@ impl Machine for ThisMachine {
                 total: capacity.total,
                 free: capacity.free,
                 allocated: capacity.used_by_replicas,
+                copies: pool.names().map_err(store_hold)?,
             })
         })
     }
 
+    fn look_at_stranger(&self, path: &Path, id: &str, name: &str) -> UnknownCopy {
+        let look = |pool: &Pool| pool.look(name).map_err(store_hold);
+        let found = self.with_pool(path, Some(id), look).ok().flatten();
+        let about = found.as_ref().and_then(|copy| copy.about.as_deref());
+        let about: Option<About> = about.and_then(|text| serde_json::from_slice(text).ok());
+        UnknownCopy {
+            name: name.to_owned(),
+            claim: about.map(|about| format!("{}/{}", about.namespace, about.claim)),
+            size: found.map(|copy| copy.size),
+        }
+    }
+
     fn make_replica(&self, place: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold> {
         let identity = identity(place)?;
+        let about = place.about.as_ref().map(text_of);
         let made = self.with_pool(&place.pool, place.pool_id.as_deref(), |pool| {
-            pool.create(&place.name, identity, size, provisioning(place))
+            let (name, how) = (&place.name, provisioning(place));
+            pool.create_described(name, identity, size, how, about.as_deref())
                 .map_err(store_hold)
         })?;
         found(&made)
+    }
+
+    fn describe_replica(&self, place: &ReplicaPlace) -> Result<(), Hold> {
+        let Some(wanted) = &place.about else {
+            return Ok(());
+        };
+        let key = (place.pool.clone(), place.name.clone());
+        let known = self.descriptions().get(&key).cloned();
+        if known.is_some_and(|known| known.is_but_for_size(&known.renewed(wanted))) {
+            return Ok(());
+        }
+        self.describe(place, wanted).map(drop)
     }
 
     fn find_replica(&self, place: &ReplicaPlace) -> Result<ReplicaFound, Hold> {
@@ -340,10 +377,19 @@ impl Machine for ThisMachine {
     }
 
     fn remove_replica(&self, place: &ReplicaPlace) -> Result<(), Hold> {
-        self.open_replicas()
-            .remove(&(place.pool.clone(), place.name.clone()));
+        let key = (place.pool.clone(), place.name.clone());
+        self.open_replicas().remove(&key);
+        self.descriptions().remove(&key);
+        let identity = identity(place)?;
         self.with_pool(&place.pool, place.pool_id.as_deref(), |pool| {
-            pool.remove(&place.name).map_err(store_hold)
+            match pool.remove(&place.name, identity) {
+                // The copy that was to go is not there, and what has its name belongs to another.
+                Err(error @ trellis_engine::Error::ReplicaForeign { .. }) => {
+                    tracing::warn!(replica = place.name, %error, "kept");
+                    Ok(())
+                }
+                removed => removed.map_err(store_hold),
+            }
         })
     }
 

@@ -1,5 +1,6 @@
 //! `trellis up`: everything on one machine, in one process.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,14 +9,17 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use trellis_api::kinds::{Pool, Replica};
 use trellis_apiserver::pki::Pki;
 use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 use trellis_control::bootstrap::{Defaults, bootstrap};
 use trellis_control::run::{self, Settings};
 use trellis_control::usage;
 use trellis_control::world::World;
+use trellis_engine::replica::survey;
 use trellis_node::volume::lock_holder;
 
 use crate::cli::{Global, Up};
@@ -46,7 +50,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         .local_addr()
         .context("the listener has no address")?;
     let metrics = bind_metrics(up.metrics, &data).await?;
-    let node = node_name(up.node.as_deref(), &data)?;
+    let node = node_name(up.node.as_deref(), &data, &api).await?;
     let scrapers = metrics
         .as_ref()
         .map(TcpListener::local_addr)
@@ -66,6 +70,10 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     );
     if let Some(scrapers) = scrapers {
         said.push_str(&format!("metrics are at http://{scrapers}/metrics\n"));
+    }
+    if let Some(warning) = strangers(&api).await {
+        tracing::error!("{warning}");
+        said.push_str(&format!("{warning}\n"));
     }
     // Whoever started the service may not want to hear this; that is no reason not to run.
     let _ = std::io::stdout().write_all(said.as_bytes());
@@ -87,6 +95,37 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         "a controller has failed; this is a bug, and a restart goes on from where it was"
     );
     Ok(())
+}
+
+/// What to say if copies lie on the pools that no object names: most likely the store was lost, and a service that
+/// starts empty and silent would look as if there had never been anything.
+async fn strangers(api: &EmbeddedApi) -> Option<String> {
+    let client = api.client();
+    let all = ListParams::default();
+    let pools = kube::Api::<Pool>::all(client.clone())
+        .list(&all)
+        .await
+        .ok()?;
+    let replicas = kube::Api::<Replica>::all(client).list(&all).await.ok()?;
+    let known: HashSet<String> = replicas.iter().map(Replica::identity).collect();
+    let paths = pools.items.into_iter().map(|pool| pool.spec.path);
+    let count = tokio::task::spawn_blocking(move || {
+        let surveys = paths.filter_map(|path| survey(Path::new(&path)).ok());
+        let copies = surveys.flat_map(|survey| survey.copies);
+        copies
+            .filter(|copy| !known.contains(&copy.identity.replica.to_string()))
+            .count()
+    });
+    let count = count.await.ok().filter(|count| *count > 0)?;
+    let why = if replicas.items.is_empty() {
+        "the store is empty"
+    } else {
+        "the store is older than they are, or was lost"
+    };
+    Some(format!(
+        "WARNING: {count} copies on the pools belong to no volume that is stored ({why}); they are kept: see `trellis pool \
+         ls`, and take them in with `trellis recover --from-pools`"
+    ))
 }
 
 /// Opens the store. A predecessor that was killed may still be waiting in the kernel for one of its volumes, and is
@@ -122,7 +161,8 @@ async fn start(
 ) -> anyhow::Result<tokio::task::JoinSet<()>> {
     let started = Timestamp::now();
     let pool = data.join("pools/default");
-    std::fs::create_dir_all(&pool).with_context(|| format!("{} cannot be made", pool.display()))?;
+    trellis_files::make_directory(&pool)
+        .with_context(|| format!("{} cannot be made", pool.display()))?;
     let system = rustix::system::uname();
     let defaults = Defaults {
         node: node.to_owned(),
@@ -178,7 +218,7 @@ async fn bind_metrics(
         .local_addr()
         .context("the listener for metrics has no address")?;
     let told = data.join(METRICS_FILE);
-    std::fs::write(&told, format!("{address}\n"))
+    trellis_files::ensure(&told, format!("{address}\n").as_bytes())
         .with_context(|| format!("{} cannot be written", told.display()))?;
     Ok(Some(listener))
 }
@@ -194,25 +234,46 @@ fn forget_metrics(data: &Path) -> anyhow::Result<()> {
 }
 
 /// This node's name: what it was told, or what it was called the last time, or the host's name. Pools,
-/// replicas and attachments carry it, so it does not change with the host's name.
-fn node_name(told: Option<&str>, data: &Path) -> anyhow::Result<String> {
+/// replicas and attachments carry it, so it does not change with the host's name. If the file that remembers it is
+/// lost, the pools that are stored still know it.
+async fn node_name(told: Option<&str>, data: &Path, api: &EmbeddedApi) -> anyhow::Result<String> {
     let memory = data.join("node");
-    let last = std::fs::read_to_string(&memory)
-        .ok()
-        .map(|text| text.trim().to_owned());
-    let last = last.filter(|name| !name.is_empty());
-    if let (Some(told), Some(last)) = (told, &last)
-        && told != last
-    {
-        bail!(
+    let last = trellis_files::read_whole(&memory, |_| true)
+        .with_context(|| format!("{} cannot be read", memory.display()))?;
+    let known = match last {
+        Some(last) => vec![last],
+        None => nodes_of_pools(api).await?,
+    };
+    let name = match (told, known.as_slice()) {
+        (Some(told), known) if known.is_empty() || known.iter().any(|each| each == told) => {
+            told.to_owned()
+        }
+        (Some(_), [last]) => bail!(
             "this service has been node {last:?}, and its pools and volumes carry that name; start it without --node, \
              or with --node {last}"
-        );
-    }
-    let name = told.map(str::to_owned).or(last).unwrap_or_else(host_name);
-    std::fs::write(&memory, &name)
+        ),
+        (None, []) => host_name(),
+        (None, [last]) => last.clone(),
+        (_, several) => bail!(
+            "{} is lost, and the pools that are stored are of several nodes; say which one this is with --node: {}",
+            memory.display(),
+            several.join(", ")
+        ),
+    };
+    trellis_files::ensure(&memory, name.as_bytes())
         .with_context(|| format!("{} cannot be written", memory.display()))?;
     Ok(name)
+}
+
+/// The nodes whose pools are stored.
+async fn nodes_of_pools(api: &EmbeddedApi) -> anyhow::Result<Vec<String>> {
+    let pools = kube::Api::<Pool>::all(api.client());
+    let pools = pools.list(&ListParams::default()).await;
+    let pools = pools.context("the stored pools cannot be listed")?.items;
+    let mut nodes: Vec<String> = pools.into_iter().map(|pool| pool.spec.node).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    Ok(nodes)
 }
 
 /// Listens where it is told to. Told nothing, it takes the port of the last time, so that kubeconfigs
@@ -227,9 +288,9 @@ async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpLis
             .with_context(|| format!("{address} cannot be listened on"));
     }
     let memory = data.join("port");
-    let last = std::fs::read_to_string(&memory)
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
+    let last = trellis_files::read_whole(&memory, |text| text.parse::<u16>().is_ok())
+        .with_context(|| format!("{} cannot be read", memory.display()))?;
+    let last = last.and_then(|text| text.parse().ok());
     let listener = match last {
         Some(port) => match listen::bind(port).await {
             Ok(listener) => listener,
@@ -245,7 +306,7 @@ async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpLis
         .local_addr()
         .context("the listener has no address")?
         .port();
-    std::fs::write(&memory, port.to_string())
+    trellis_files::ensure(&memory, port.to_string().as_bytes())
         .with_context(|| format!("{} cannot be written", memory.display()))?;
     Ok(listener)
 }
@@ -265,11 +326,7 @@ fn allow_many_files() {
 
 /// The data directory, made if it is absent, for this user alone.
 fn prepare(data: &Path) -> anyhow::Result<PathBuf> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(data)
+    trellis_files::make_directory(data)
         .with_context(|| format!("the data directory {} cannot be made", data.display()))?;
     data.canonicalize()
         .with_context(|| format!("the data directory {} cannot be used", data.display()))

@@ -15,7 +15,7 @@ mod volume;
 
 pub use crate::FilesystemKind;
 pub use attachment::{Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Usage};
-pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus};
+pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus, UNKNOWN_COPIES_MAX, UnknownCopy};
 pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
 pub use target::{Members, ReplicaSeen, ReplicaState, Target, TargetSpec, TargetStatus};

@@ -46,9 +46,37 @@ pub struct PoolStatus {
     /// Measured sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<PoolCapacity>,
+    /// Copies on it that no Replica names. They are kept; `trellis recover --from-pools` takes them in.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<UnknownCopy>,
+    /// How many there are, of which only the first are listed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unknown_count: u32,
     /// `Ready`, with the reason when it is not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// How many unknown copies of a pool are listed.
+pub const UNKNOWN_COPIES_MAX: usize = 32;
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+/// A copy that no object names, as it describes itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UnknownCopy {
+    /// Its directory on the pool.
+    pub name: String,
+    /// The claim that it was made for, as `NAMESPACE/NAME`; none if it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<String>,
+    /// Its size; none if its superblocks cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
 }
 
 /// How large a pool is, measured.

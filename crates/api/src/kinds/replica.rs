@@ -26,7 +26,9 @@ pub struct ReplicaSpec {
     pub volume: String,
     /// The volume's identity, which the copy carries on disk.
     pub volume_id: String,
-    /// The copy's own identity; empty for one of several, whose identity is the uid of this object.
+    /// The copy's own identity, which it carries on disk. That of a single copy is the volume's. One of several begins
+    /// with none here: then it is the uid of this object, which is written down as soon as the volume is bound, and
+    /// stays when the object is made anew.
     #[serde(default)]
     pub replica_id: String,
     /// The pool it lives on.
@@ -38,6 +40,24 @@ pub struct ReplicaSpec {
     /// Whether every byte is allocated.
     #[serde(default)]
     pub thick: bool,
+    /// The bytes go with this object: the volume's claim was deleted, or somebody deleted the volume. An object that
+    /// goes without it leaves the bytes where they are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub discard: bool,
+}
+
+impl Replica {
+    /// The copy's identity.
+    pub fn identity(&self) -> String {
+        let named = Some(&self.spec.replica_id).filter(|id| !id.is_empty());
+        let uid = || self.metadata.uid.clone().unwrap_or_default();
+        named.cloned().unwrap_or_else(uid)
+    }
+
+    /// Whether it is one of several copies behind a target.
+    pub fn is_of_several(&self) -> bool {
+        self.spec.replica_id.is_empty() || self.spec.replica_id != self.spec.volume_id
+    }
 }
 
 /// What its node found.

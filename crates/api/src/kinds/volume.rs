@@ -32,6 +32,14 @@ pub struct VolumeSpec {
     pub capacity: Bytes,
     /// The claim it was made for.
     pub claim: ClaimRef,
+    /// The volume's identity, which its copies carry on disk. Empty until the volume is bound: then it is the uid of
+    /// this object. It stays when the object is made anew from its copies or from a backup.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub volume_id: String,
+    /// The uid of the claim whose deletion was seen. Only if it is that of `claim` do the bytes go with their claim: a
+    /// claim that is merely not there takes nothing with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub released_by: Option<String>,
     /// The claim's StorageClass.
     pub class: String,
     /// How many copies there shall be. Of a volume with several it may be changed: copies are added and let go of
@@ -94,6 +102,17 @@ pub enum Via {
     Iscsi,
 }
 
+impl Via {
+    /// Its word in objects and classes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Via::Local => "local",
+            Via::Fuse => "fuse",
+            Via::Iscsi => "iscsi",
+        }
+    }
+}
+
 impl VolumeSpec {
     /// After which time a request without a quorum fails; none if it waits without a limit.
     pub fn fails_after(&self) -> Option<Duration> {
@@ -110,6 +129,20 @@ impl VolumeSpec {
         } else {
             Via::Local
         }
+    }
+}
+
+impl Volume {
+    /// The volume's identity.
+    pub fn identity(&self) -> String {
+        let named = Some(&self.spec.volume_id).filter(|id| !id.is_empty());
+        let uid = || self.metadata.uid.clone().unwrap_or_default();
+        named.cloned().unwrap_or_else(uid)
+    }
+
+    /// Whether the claim that it was made for was deleted, and did not just vanish.
+    pub fn is_released(&self) -> bool {
+        self.spec.released_by.as_ref() == Some(&self.spec.claim.uid)
     }
 }
 
@@ -155,6 +188,10 @@ pub struct VolumeStatus {
     /// What its target was measured to serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Bytes>,
+    /// It has carried a filesystem that somebody could use. If it is found empty from then on, that is a loss to tell,
+    /// and never a reason to format it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub formatted: bool,
     /// What keeps it from its goal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,

@@ -86,9 +86,11 @@ pub(super) fn volume() -> Kind {
     };
     Kind {
         validate: |change| {
-            frozen(change, |field| {
+            let mut errors = frozen(change, |field| {
                 matches!(field, "class" | "replicated" | "via" | "filesystem")
-            })
+            });
+            errors.extend(other_identity(change, "volumeId"));
+            errors
         },
         ..custom::<Volume>(names, columns::VOLUME)
     }
@@ -115,7 +117,13 @@ pub(super) fn replica() -> Kind {
         short: &[],
     };
     Kind {
-        validate: |change| frozen(change, |field| field != "capacity"),
+        validate: |change| {
+            let mut errors = frozen(change, |field| {
+                !matches!(field, "capacity" | "discard" | "replicaId")
+            });
+            errors.extend(other_identity(change, "replicaId"));
+            errors
+        },
         ..custom::<Replica>(names, columns::REPLICA)
     }
 }
@@ -164,6 +172,18 @@ fn frozen(change: Change<'_>, is_frozen: fn(&str) -> bool) -> Vec<FieldError> {
         }
     }
     errors
+}
+
+/// Refuses another identity than the one that the bytes were made with: it may be written down later, and then it is
+/// the uid of the object.
+fn other_identity(change: Change<'_>, field: &str) -> Option<FieldError> {
+    let pointer = format!("/spec/{field}");
+    let (old, new) = (text(change.old?, &pointer), text(change.new, &pointer));
+    let is_uid = old.is_empty() && new == text(change.new, "/metadata/uid");
+    (old != new && !is_uid).then(|| {
+        let field = format!("spec.{field}");
+        FieldError::invalid(&field, &Value::from(new), "field is immutable")
+    })
 }
 
 /// Refuses a path that means something else in every directory.

@@ -34,7 +34,7 @@ const CACHE_BYTES: usize = 1 << 20;
 
 /// The file.
 #[derive(Debug)]
-pub(super) struct StoreFile {
+pub(crate) struct StoreFile {
     path: PathBuf,
     /// Closed only between a failed commit and the next opening that succeeds.
     database: Option<Database>,
@@ -42,9 +42,9 @@ pub(super) struct StoreFile {
 
 /// What a file held when it was opened.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Loaded {
-    pub(super) revision: u64,
-    pub(super) objects: Vec<(Id, Vec<u8>)>,
+pub(crate) struct Loaded {
+    pub(crate) revision: u64,
+    pub(crate) objects: Vec<(Id, Vec<u8>)>,
 }
 
 impl StoreFile {
@@ -54,8 +54,16 @@ impl StoreFile {
             .try_exists()
             .map_err(|source| unreachable(path, source))?
         {
-            create(path)?;
+            create(path, kinds)?;
         }
+        StoreFile::open_existing(path, kinds)
+    }
+
+    /// Opens a file that is there.
+    pub(crate) fn open_existing(
+        path: &Path,
+        kinds: &'static [Kind],
+    ) -> Result<(StoreFile, Loaded), Error> {
         let (database, loaded) = open_existing(path, kinds)?;
         let file = StoreFile {
             path: path.to_path_buf(),
@@ -117,15 +125,7 @@ fn open_existing(path: &Path, kinds: &'static [Kind]) -> Result<(Database, Loade
         .write(true)
         .open(path)
         .map_err(|source| unreachable(path, source))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            return Err(Error::InUse {
-                path: path.to_path_buf(),
-            });
-        }
-        Err(TryLockError::Error(source)) => return Err(unreachable(path, source)),
-    }
+    lock(path, &file)?;
     inspect(path, &file, kinds)?;
     let database = builder()
         .create_file(file)
@@ -134,22 +134,34 @@ fn open_existing(path: &Path, kinds: &'static [Kind]) -> Result<(Database, Loade
     Ok((database, loaded))
 }
 
+/// Takes the lock that keeps a second service away, until the file is closed.
+pub(crate) fn lock(path: &Path, file: &File) -> Result<(), Error> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(Error::InUse {
+            path: path.to_path_buf(),
+        }),
+        Err(TryLockError::Error(source)) => Err(unreachable(path, source)),
+    }
+}
+
+/// The revision of a file that this process has locked, as far as it can be read.
+pub(crate) fn revision_of(path: &Path, file: &File, kinds: &'static [Kind]) -> Option<u64> {
+    let view = Overlay::new(file.try_clone().ok()?).ok()?;
+    let looked = catch_unwind(AssertUnwindSafe(|| {
+        let database = builder().create_with_backend(view).ok()?;
+        load(&database, path, kinds).ok()
+    }));
+    Some(looked.ok()??.revision)
+}
+
 /// Makes a new file beside its place and puts it there whole, so that a crash leaves either none or a whole one.
-fn create(path: &Path) -> Result<(), Error> {
-    let fresh = beside(path);
-    let made = (|| -> Result<(), CommitError> {
-        let database = builder().create(&fresh).map_err(redb::Error::from)?;
-        let transaction = database.begin_write()?;
-        transaction.open_table(OBJECTS)?;
-        {
-            let mut meta = transaction.open_table(META)?;
-            meta.insert(FORMAT_KEY, FORMAT)?;
-            meta.insert(REVISION_KEY, 0)?;
-        }
-        transaction.commit()?;
-        Ok(())
-    })();
-    made.map_err(|error| unreachable(path, io::Error::other(error)))?;
+fn create(path: &Path, kinds: &'static [Kind]) -> Result<(), Error> {
+    let empty = Loaded {
+        revision: 0,
+        objects: Vec::new(),
+    };
+    let fresh = fresh(path, kinds, &empty)?;
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -166,9 +178,40 @@ fn create(path: &Path) -> Result<(), Error> {
         .map_err(|source| unreachable(path, source))
 }
 
-fn beside(path: &Path) -> PathBuf {
+/// Makes a file that holds this, durably, beside the place where it shall be, and answers its path.
+pub(crate) fn fresh(
+    path: &Path,
+    kinds: &'static [Kind],
+    content: &Loaded,
+) -> Result<PathBuf, Error> {
+    let fresh = beside(path, "new");
+    let made = (|| -> Result<(), CommitError> {
+        let database = builder().create(&fresh).map_err(redb::Error::from)?;
+        let transaction = database.begin_write()?;
+        {
+            let mut objects = transaction.open_table(OBJECTS)?;
+            for (id, json) in &content.objects {
+                objects.insert(id.to_key(kinds).as_str(), json.as_slice())?;
+            }
+            let mut meta = transaction.open_table(META)?;
+            meta.insert(FORMAT_KEY, FORMAT)?;
+            meta.insert(REVISION_KEY, content.revision)?;
+        }
+        transaction.commit()?;
+        Ok(())
+    })();
+    if let Err(error) = made {
+        // What was begun is of no use to anyone.
+        let _ = std::fs::remove_file(&fresh);
+        return Err(unreachable(path, io::Error::other(error)));
+    }
+    Ok(fresh)
+}
+
+/// A name beside a file that nothing has yet.
+pub(crate) fn beside(path: &Path, word: &str) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
-    name.push(format!(".new-{}", uuid::Uuid::new_v4()));
+    name.push(format!(".{word}-{}", uuid::Uuid::new_v4()));
     PathBuf::from(name)
 }
 

@@ -50,7 +50,7 @@ impl Id {
     }
 
     /// The key in the file: `plural.group/namespace/name`.
-    pub(super) fn to_key(&self, kinds: &[Kind]) -> String {
+    pub(crate) fn to_key(&self, kinds: &[Kind]) -> String {
         let kind = &kinds[self.kind];
         format!(
             "{}.{}/{}/{}",
@@ -58,7 +58,7 @@ impl Id {
         )
     }
 
-    pub(super) fn from_key(kinds: &[Kind], key: &str) -> Option<Id> {
+    pub(crate) fn from_key(kinds: &[Kind], key: &str) -> Option<Id> {
         let mut parts = key.splitn(3, '/');
         let (plural, group) = parts.next()?.split_once('.')?;
         let (namespace, name) = (parts.next()?, parts.next()?);

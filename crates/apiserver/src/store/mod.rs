@@ -13,7 +13,7 @@
 
 pub(crate) mod arrivals;
 mod doubt;
-mod file;
+pub(crate) mod file;
 pub(crate) mod memory;
 mod overlay;
 mod txn;
@@ -28,11 +28,12 @@ use std::thread::JoinHandle;
 
 use tokio::sync::{oneshot, watch};
 
+use crate::backup::Backup;
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::status::Status;
 use arrivals::{Arrivals, Arriving};
-use memory::{State, Stored};
+use memory::{Id, State, Stored};
 pub(crate) use txn::Txn;
 use writer::{Job, Writer};
 
@@ -189,6 +190,20 @@ impl Store {
     /// A request says that it will write.
     pub(crate) fn arriving(&self) -> Arriving {
         Arriving::new(&self.shared.arrivals)
+    }
+
+    /// Everything, as readers see it now: one durable state.
+    pub(crate) fn backup(&self) -> Backup {
+        let state = self.shared.read();
+        let of = |id: Id| Some((id.to_key(self.shared.kinds), Arc::clone(state.get(&id)?)));
+        let objects: Vec<(String, Arc<Stored>)> = state.ids().filter_map(of).collect();
+        let revision = state.revision;
+        // Writers wait no longer than it takes to note which versions there are.
+        drop(state);
+        let objects = objects
+            .into_iter()
+            .map(|(key, stored)| (key, stored.value()));
+        Backup::of(revision, objects.collect())
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::ResourceExt;
+use trellis_api::about::About;
 use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus, Target};
 use trellis_api::{Bytes, Hold, HoldReason};
 
@@ -40,11 +41,15 @@ impl Job {
         self.replica.is_some() || several || !self.uses.is_empty() || !self.endings.is_empty()
     }
 
-    /// The pools on which its copies on this node are.
-    pub fn pools(&self) -> impl Iterator<Item = &str> {
+    /// Its copies on this node.
+    pub fn copies(&self) -> impl Iterator<Item = &ReplicaJob> {
         let several = self.replicated.iter().flat_map(|job| &job.copies);
-        let all = self.replica.iter().chain(several);
-        all.map(|copy| copy.object.spec.pool.as_str())
+        self.replica.iter().chain(several)
+    }
+
+    /// The pools on which they are.
+    pub fn pools(&self) -> impl Iterator<Item = &str> {
+        self.copies().map(|copy| copy.object.spec.pool.as_str())
     }
 }
 
@@ -89,8 +94,18 @@ pub enum Fate {
     Find,
     /// It shall go as soon as its target says that it does not count. Until then it is served like the others.
     Leave,
-    /// It shall go with its volume.
+    /// It shall go with its volume, and its bytes with it.
     Remove,
+    /// Its object goes, and nothing says that the bytes may go too: they stay where they are, as a copy that no object
+    /// names.
+    Forget,
+}
+
+impl Fate {
+    /// Whether the object goes.
+    pub fn is_end(self) -> bool {
+        matches!(self, Fate::Remove | Fate::Forget)
+    }
 }
 
 /// The work for one use.
@@ -140,6 +155,7 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
         .filter(|each| each.spec.node == node.name)
         .filter_map(|each| replica_job(view, each, pool_of))
         .collect();
+    let places: Vec<ReplicaPlace> = copies.iter().map(|copy| copy.place.clone()).collect();
     let (replica, replicated) = if view.is_replicated() {
         (None, Some(replicated_job(view, node, copies)))
     } else {
@@ -160,6 +176,8 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
                 .volume
                 .as_ref()
                 .is_none_or(|volume| volume.spec.online_growth),
+        formatted: view.is_formatted(),
+        copies: places,
     });
     let goal = goal(view, replica.as_ref());
     // Those that are found unchanged keep their times, so that a look that finds nothing new writes nothing.
@@ -193,14 +211,14 @@ fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> Replicat
     let target = target.filter(|(target, _)| target.spec.node == node.name);
     let addresses = view.replicas.iter().filter_map(|each| {
         let address = each.status.as_ref()?.address.clone()?;
-        Some((each.uid()?, address))
+        Some((each.identity(), address))
     });
     ReplicatedJob {
         target: target.map(|(target, volume)| TargetJob {
             object: target.clone(),
             place: TargetPlace {
                 volume: view.key.clone(),
-                volume_id: volume.uid().unwrap_or_default(),
+                volume_id: volume.identity(),
                 members: to_begin_with(view, &wanted),
                 wanted,
                 fails_after: volume.spec.fails_after(),
@@ -235,26 +253,21 @@ fn replica_job(
         name: object.name_any(),
         volume: view.key.clone(),
         volume_id: object.spec.volume_id.clone(),
-        replica_id: if object.spec.replica_id.is_empty() {
-            object.uid().unwrap_or_default()
-        } else {
-            object.spec.replica_id.clone()
-        },
+        replica_id: object.identity(),
         thick: object.spec.thick,
+        about: about(view, object),
     };
-    let measured = object
-        .status
-        .as_ref()
-        .and_then(|status| status.capacity)
-        .is_some();
-    // A replica goes with its volume, which goes only when its claim has. One that somebody deleted by hand
-    // while its volume stays is marked, and kept; one of several leaves once it does not count any more. Until a
-    // volume is known to have been served, it has a claim on the places of its first copies, and they stay.
+    let measured = was_measured(view, object);
+    // A replica goes with its volume, which goes only when its claim was deleted, and says so in `discard`. One that
+    // somebody deleted by hand while its volume stays is marked, and kept; one of several leaves once it does not count
+    // any more. One whose volume is merely not known loses its object and not its bytes. Until a volume is known to have
+    // been served, it has a claim on the places of its first copies, and they stay.
     let is_deleted = object.metadata.deletion_timestamp.is_some();
     let can_leave = view.is_replicated() && view.volume.as_deref().is_some_and(was_served);
-    let fate = match (is_deleted, measured) {
-        (true, _) if view.volume.is_none() => Fate::Remove,
-        (true, _) if can_leave => Fate::Leave,
+    let fate = match (&view.volume, measured) {
+        (None, _) if is_deleted && object.spec.discard => Fate::Remove,
+        (None, _) if is_deleted => Fate::Forget,
+        (Some(_), _) if is_deleted && can_leave => Fate::Leave,
         (_, true) => Fate::Find,
         (_, false) => Fate::Make,
     };
@@ -262,6 +275,46 @@ fn replica_job(
         object: object.clone(),
         place,
         fate,
+    })
+}
+
+/// Whether the copy was ever there. Its status says so; and if that is lost, its identity does, which is written down
+/// only once the copy was measured.
+fn was_measured(view: &View, object: &Replica) -> bool {
+    let status = object.status.as_ref();
+    let is_named = if object.is_of_several() {
+        !object.spec.replica_id.is_empty()
+    } else {
+        let volume = view.volume.as_ref();
+        volume.is_some_and(|volume| !volume.spec.volume_id.is_empty())
+    };
+    is_named || status.is_some_and(|status| status.capacity.is_some())
+}
+
+/// What a copy shall say about itself, so that its pool can be read without the store.
+fn about(view: &View, replica: &Replica) -> Option<About> {
+    let volume = view.volume.as_ref()?;
+    let spec = &volume.spec;
+    let claim = view.claim.as_ref().and_then(|claim| claim.spec.as_ref());
+    Some(About {
+        volume: view.key.clone(),
+        volume_id: volume.identity(),
+        replica_id: replica.identity(),
+        namespace: spec.claim.namespace.clone(),
+        claim: spec.claim.name.clone(),
+        access_modes: claim
+            .and_then(|claim| claim.access_modes.clone())
+            .unwrap_or_default(),
+        class: spec.class.clone(),
+        size: spec.capacity,
+        filesystem: spec.filesystem.map(|kind| kind.name().to_owned()),
+        formatted: view.is_formatted(),
+        replicated: spec.replicated,
+        replicas: spec.replicas,
+        consistency_factor: spec.consistency_factor,
+        via: spec.via.map(|via| via.name().to_owned()),
+        thick: spec.thick,
+        online_growth: spec.online_growth,
     })
 }
 
@@ -362,12 +415,13 @@ mod tests {
     fn replica(goal: u64, measured: Option<u64>) -> Replica {
         let spec = ReplicaSpec {
             volume: "v".to_owned(),
-            volume_id: String::new(),
+            volume_id: "r".to_owned(),
             replica_id: "r".to_owned(),
             pool: "p".to_owned(),
             node: NODE.to_owned(),
             capacity: Bytes::gib(goal),
             thick: false,
+            discard: false,
         };
         let mut replica = Replica::new("v-0", spec);
         replica.status = measured.map(|size| ReplicaStatus {
@@ -385,6 +439,8 @@ mod tests {
                 name: "c".to_owned(),
                 uid: String::new(),
             },
+            volume_id: String::new(),
+            released_by: None,
             class: "s".to_owned(),
             replicas: 1,
             consistency_factor: 1,
@@ -548,10 +604,21 @@ mod tests {
             going.metadata.deletion_timestamp = Some(time(1));
             assert_eq!(
                 fate(going.clone(), false),
+                Fate::Forget,
+                "its volume is not known, and nothing says that the bytes may go"
+            );
+            assert_eq!(
+                fate(going.clone(), true),
+                kept,
+                "somebody deleted it by hand"
+            );
+            going.spec.discard = true;
+            assert_eq!(
+                fate(going.clone(), false),
                 Fate::Remove,
                 "it goes with its volume"
             );
-            assert_eq!(fate(going, true), kept, "somebody deleted it by hand");
+            assert_eq!(fate(going, true), kept, "its volume is still there");
         }
     }
 

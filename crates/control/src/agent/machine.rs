@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trellis_api::kinds::{Content, FilesystemKind, Members, ReplicaSeen, Usage, Via};
+use trellis_api::about::About;
+use trellis_api::kinds::{Content, FilesystemKind, Members, ReplicaSeen, UnknownCopy, Usage, Via};
 use trellis_api::{Bytes, Hold, Rung};
 
 /// A copy of a volume on a pool of this machine.
@@ -28,6 +29,8 @@ pub struct ReplicaPlace {
     pub replica_id: String,
     /// Whether every byte is allocated.
     pub thick: bool,
+    /// What the copy shall say about itself in its own directory; none if its volume is not known.
+    pub about: Option<About>,
 }
 
 /// A volume in use on this machine, whoever uses it.
@@ -45,6 +48,10 @@ pub struct Stage {
     pub read_only: bool,
     /// Whether the filesystem may grow while it is mounted.
     pub online_growth: bool,
+    /// It is known to have carried a filesystem. The copies may know it too.
+    pub formatted: bool,
+    /// The copies of the volume on this machine.
+    pub copies: Vec<ReplicaPlace>,
 }
 
 /// One use of a volume.
@@ -70,6 +77,8 @@ pub struct PoolMeasured {
     pub free: Bytes,
     /// Taken by replicas.
     pub allocated: Bytes,
+    /// The names of the copies on it.
+    pub copies: Vec<String>,
 }
 
 /// A replica as it was found.
@@ -192,6 +201,9 @@ pub trait Machine: Send + Sync + 'static {
     /// refused.
     fn measure_pool(&self, pool: &Path, id: Option<&str>) -> Result<PoolMeasured, Hold>;
 
+    /// What a copy on a pool says about itself that no object names.
+    fn look_at_stranger(&self, pool: &Path, id: &str, name: &str) -> UnknownCopy;
+
     /// Makes a new replica, or finds the one that an earlier try has made.
     fn make_replica(&self, replica: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold>;
 
@@ -200,6 +212,9 @@ pub trait Machine: Send + Sync + 'static {
 
     /// Raises a replica, durably.
     fn raise_replica(&self, replica: &ReplicaPlace, to: Bytes) -> Result<(), Hold>;
+
+    /// Lets a replica say about itself what shall stand in its directory, if it says something else.
+    fn describe_replica(&self, replica: &ReplicaPlace) -> Result<(), Hold>;
 
     /// Removes a replica and its bytes.
     fn remove_replica(&self, replica: &ReplicaPlace) -> Result<(), Hold>;
@@ -239,8 +254,8 @@ pub trait Machine: Send + Sync + 'static {
     fn boot_id(&self) -> String;
 
     /// Brings a volume into use and shows it at the paths of its uses: device, filesystem if there is
-    /// none yet, private mount, binds. What is already there is left as it is. What was there and has been taken
-    /// away is refused.
+    /// none yet and never was one, private mount, binds. What is already there is left as it is. What was there and has
+    /// been taken away is refused. That there is a filesystem is written down in the copies before anybody can use it.
     fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold>;
 
     /// Measures a volume in use.

@@ -106,7 +106,27 @@ impl Agent {
                 self.world.pool_used(pool);
             }
         }
-        self.report(key, &view, &job, &outcome).await
+        let run = self.report(key, &view, &job, &outcome).await;
+        self.describe(&job, &outcome).await;
+        run
+    }
+
+    /// Lets the copies on this node say about themselves what is stored of them now. Nobody waits for it.
+    async fn describe(&self, job: &Arc<Job>, outcome: &Outcome) {
+        if !outcome.is_found() {
+            return;
+        }
+        let (machine, job) = (self.machine.clone(), job.clone());
+        let describe = move || {
+            for copy in job.copies().filter(|copy| !copy.fate.is_end()) {
+                if let Err(hold) = machine.describe_replica(&copy.place) {
+                    let replica = &copy.place.name;
+                    tracing::warn!(replica, "a copy cannot describe itself: {}", hold.message);
+                }
+            }
+        };
+        // A panic is logged where it happens, and the next pass tries again.
+        let _ = tokio::task::spawn_blocking(describe).await;
     }
 
     /// Runs the blocking pass. If it takes its time, the lower rungs are stored while the upper ones are still

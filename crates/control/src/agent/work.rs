@@ -48,6 +48,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Whether any copy was found.
+    pub fn is_found(&self) -> bool {
+        let several = self.copies.iter().any(|(_, found)| found.is_ok());
+        several || matches!(self.replica, Some(Ok(_)))
+    }
+
     /// What keeps anything of it, so that it shall be tried again. A use that the objects alone forbid is not
     /// tried again before they change.
     pub fn held(&self) -> Option<&Hold> {
@@ -84,7 +90,7 @@ pub fn work(machine: &dyn Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> 
         return outcome;
     };
     let found = match replica.fate {
-        Fate::Remove => return remove(machine, job, replica, outcome),
+        Fate::Remove | Fate::Forget => return remove(machine, job, replica, outcome),
         Fate::Make => {
             outcome.pool_changed = true;
             machine.make_replica(&replica.place, job.goal)
@@ -166,7 +172,7 @@ fn end_uses(machine: &dyn Machine, job: &Job, outcome: &mut Outcome) {
     }
 }
 
-/// A replica goes only when nothing uses it.
+/// A replica goes only when nothing uses it. Its bytes go only if it is sure that they may.
 fn remove(machine: &dyn Machine, job: &Job, replica: &ReplicaJob, mut outcome: Outcome) -> Outcome {
     if !job.uses.is_empty() || !outcome.lingering.is_empty() {
         let message = format!("Replica {} is still in use.", replica.place.name);
@@ -174,7 +180,7 @@ fn remove(machine: &dyn Machine, job: &Job, replica: &ReplicaJob, mut outcome: O
         return outcome;
     }
     match known_stage(machine, job).map_or(Ok(()), |stage| machine.unstage(&stage)) {
-        Ok(()) => match machine.remove_replica(&replica.place) {
+        Ok(()) => match dispose(machine, replica) {
             Ok(()) => {
                 outcome.removed = true;
                 outcome.pool_changed = true;
@@ -184,6 +190,18 @@ fn remove(machine: &dyn Machine, job: &Job, replica: &ReplicaJob, mut outcome: O
         Err(hold) => outcome.replica = Some(Err(hold)),
     }
     outcome
+}
+
+/// Removes the bytes of a copy, or leaves them where they are and only lets go of the object.
+fn dispose(machine: &dyn Machine, replica: &ReplicaJob) -> Result<(), Hold> {
+    if replica.fate != Fate::Forget {
+        return machine.remove_replica(&replica.place);
+    }
+    tracing::warn!(
+        replica = replica.place.name,
+        "a copy whose volume is not known is kept on its pool, and its object goes"
+    );
+    Ok(())
 }
 
 fn refuse_all(job: &Job, hold: &Hold) -> Vec<(UseJob, Option<Hold>)> {

@@ -29,9 +29,9 @@ pub fn staying(view: &View) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
 /// The copies that are asked for. Until the volume has been served it is all that there are: it begins with the
 /// copies that it was made with, also with one that somebody has deleted meanwhile.
 pub fn wanted(view: &View, volume: &Volume) -> CopiesWanted {
-    let all = || view.replicas.iter().filter_map(|each| each.uid()).collect();
+    let all = || view.replicas.iter().map(|each| each.identity()).collect();
     let served = was_served(volume);
-    let stay = || staying(view).filter_map(|each| each.uid()).collect();
+    let stay = || staying(view).map(|each| each.identity()).collect();
     let mut staying: Vec<String> = if served { stay() } else { all() };
     staying.sort_unstable();
     CopiesWanted {
@@ -141,7 +141,7 @@ fn dispensable(view: &View) -> Option<&Replica> {
         .map(|status| status.replicas.as_slice())
         .unwrap_or_default();
     let is_whole = |replica: &Replica| {
-        let id = replica.uid().unwrap_or_default();
+        let id = replica.identity();
         let found = seen.iter().find(|each| each.id == id);
         found.is_some_and(|each| each.state == ReplicaState::InSync)
     };

@@ -294,6 +294,7 @@ fn settle(
             VolumePhase::Resizing
         },
         capacity: Some(served),
+        formatted: view.is_formatted(),
         conditions: conditions(volume, reached, hold.as_ref(), now),
         hold,
         growths: history::succeeded(view, claim, volume, now),
@@ -466,6 +467,9 @@ fn report(volume: &Volume, measured: VolumeStatus, plan: &mut Plan) {
     let mut change = Map::new();
     change.insert("phase".to_owned(), json!(measured.phase));
     change.insert("capacity".to_owned(), json!(measured.capacity));
+    if measured.formatted {
+        change.insert("formatted".to_owned(), json!(true));
+    }
     change.insert("hold".to_owned(), json!(measured.hold));
     change.insert("conditions".to_owned(), json!(measured.conditions));
     if old.growths != measured.growths {

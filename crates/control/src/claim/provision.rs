@@ -176,6 +176,8 @@ fn make_volume(
     let spec = VolumeSpec {
         capacity: size,
         claim: claim_ref(claim),
+        volume_id: String::new(),
+        released_by: None,
         class: view
             .class
             .as_ref()
@@ -376,7 +378,7 @@ pub(super) fn make_replica(
     name: String,
     place: &PlaceOfCopy,
 ) -> Write {
-    let identity = volume.uid().unwrap_or_default();
+    let identity = volume.identity();
     let spec = ReplicaSpec {
         volume: view.key.clone(),
         volume_id: identity.clone(),
@@ -389,6 +391,7 @@ pub(super) fn make_replica(
         node: place.node.clone(),
         capacity: volume.spec.capacity,
         thick: volume.spec.thick,
+        discard: false,
     };
     let mut replica = Replica::new(&name, spec);
     replica.metadata.owner_references = Some(vec![owner.clone()]);
@@ -535,13 +538,49 @@ fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Optio
         let message = format!("Successfully provisioned volume {}", view.key);
         notes.push(Note::normal(claim, "ProvisioningSucceeded", message));
     }
-    let step = Some(Step::ClaimBound);
+    let step = Some(Step::ClaimBound).filter(|_| !writes.is_empty());
+    // In the same flush, so that a volume that was ever bound says who it is.
+    writes.extend(name_identities(view));
     (!writes.is_empty()).then(|| Plan {
         writes,
         notes,
         step,
         ..Plan::default()
     })
+}
+
+fn is_measured(replica: &Replica) -> bool {
+    let status = replica.status.as_ref();
+    status.is_some_and(|status| status.capacity.is_some())
+}
+
+/// Writes the identities of volume and copies down that are still the uids of their objects. Objects that are made anew,
+/// from a backup or from the copies, have other uids, and must find the same bytes.
+fn name_identities(view: &View) -> Vec<Write> {
+    let mut writes = Vec::new();
+    if let Some(volume) = view
+        .volume
+        .as_ref()
+        .filter(|each| each.spec.volume_id.is_empty())
+    {
+        let body = json!({
+            "metadata": { "uid": volume.uid() },
+            "spec": { "volumeId": volume.identity() },
+        });
+        writes.push(Write::Patch(Place::named(Object::Volume, &view.key), body));
+    }
+    let unnamed = view
+        .replicas
+        .iter()
+        .filter(|each| each.spec.replica_id.is_empty() && is_measured(each));
+    writes.extend(unnamed.map(|replica| {
+        let body = json!({
+            "metadata": { "uid": replica.uid() },
+            "spec": { "replicaId": replica.identity() },
+        });
+        Write::Patch(Place::named(Object::Replica, replica.name_any()), body)
+    }));
+    writes
 }
 
 /// The claim stays pending, and says why.

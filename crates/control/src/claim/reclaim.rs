@@ -38,6 +38,12 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
             ..Plan::default()
         };
     }
+    if let Some(write) = note_release(view, claim) {
+        return Plan {
+            writes: vec![write],
+            ..Plan::default()
+        };
+    }
     let kept: Vec<&String> = claim
         .finalizers()
         .iter()
@@ -53,7 +59,23 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
     }
 }
 
-/// There is no claim any more: deletes or keeps what it had.
+/// Writes down in the volume that its claim is being deleted, before the claim is gone. Afterwards nobody could tell a
+/// claim that was deleted from one that a lost store does not know.
+fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
+    let volume = view.volume.as_ref()?;
+    let is_its_claim = claim.uid().as_ref() == Some(&volume.spec.claim.uid);
+    if !is_its_claim || volume.is_released() {
+        return None;
+    }
+    let body = json!({
+        "metadata": { "uid": volume.uid() },
+        "spec": { "releasedBy": claim.uid() },
+    });
+    Some(Write::Patch(Place::named(Object::Volume, &view.key), body))
+}
+
+/// There is no claim any more: deletes or keeps what it had. Bytes go only if the claim was deleted, or a person has
+/// deleted the volume or its persistent volume; a claim that is merely not there takes nothing with it.
 pub fn reclaim(view: &View) -> Plan {
     let Some(persistent) = &view.persistent_volume else {
         return orphan(view);
@@ -82,18 +104,19 @@ pub fn reclaim(view: &View) -> Plan {
     if !claimed && !deleting {
         return keep(view, claimed);
     }
-    let place = Place::named(Object::PersistentVolume, &view.key);
     if let Some(volume) = &view.volume {
-        return let_go(view, volume);
+        let is_deleted = deleting || volume.metadata.deletion_timestamp.is_some();
+        if !volume.is_released() && !is_deleted {
+            return keep(view, claimed);
+        }
+        return let_go(view, volume, !deleting);
     }
     if !view.replicas.is_empty() {
         return Plan::default();
     }
     if !deleting {
-        return Plan {
-            writes: vec![Write::Delete(place)],
-            ..Plan::default()
-        };
+        // It was marked together with its volume. One that was not has a volume that is not known.
+        return keep(view, claimed);
     }
     unprotect(view)
 }
@@ -104,42 +127,62 @@ fn orphan(view: &View) -> Plan {
         return Plan::default();
     };
     // A kept volume whose persistent volume was removed by hand stays: that is what Retain means. It goes
-    // when somebody deletes it as well. One that was never bound is nobody's.
+    // when somebody deletes it as well. One that was never bound goes with its claim, and one that has not even
+    // copies yet is nobody's, whatever became of the claim.
     let was_bound = volume
         .status
         .as_ref()
         .is_some_and(|status| status.capacity.is_some());
     let is_deleting = volume.metadata.deletion_timestamp.is_some();
-    if was_bound && !is_deleting {
-        return Plan::default();
+    let is_new = volume.spec.volume_id.is_empty() && view.replicas.is_empty();
+    if is_deleting || (!was_bound && (volume.is_released() || is_new)) {
+        return let_go(view, volume, false);
     }
-    let_go(view, volume)
+    Plan::default()
 }
 
-/// Deletes a volume, and with it the bytes of its replicas. This is the only place that lifts the volume's
-/// finalizer: whoever else deletes a volume only marks it, and its bytes stay as long as it has a claim or a
-/// use.
-fn let_go(view: &View, volume: &Volume) -> Plan {
+/// Deletes a volume, and with it the bytes of its replicas, and marks its persistent volume if that is not done yet. This
+/// is the only place that lifts the volume's finalizer, and the only one that says that bytes may go: whoever else
+/// deletes a volume only marks it, and its bytes stay as long as it has a claim or a use.
+fn let_go(view: &View, volume: &Volume, mark_persistent: bool) -> Plan {
     if !view.attachments.is_empty() {
         return Plan::default();
     }
     let place = Place::named(Object::Volume, &view.key);
-    let write = if volume.metadata.deletion_timestamp.is_none() {
-        Write::Delete(place)
-    } else {
-        let kept: Vec<&String> = volume
-            .finalizers()
-            .iter()
-            .filter(|each| *each != VOLUME_FINALIZER)
-            .collect();
-        let body = json!({ "metadata": {
-            "finalizers": kept,
-            "resourceVersion": volume.metadata.resource_version,
-        }});
-        Write::Patch(place, body)
-    };
+    let kept_bytes = view.replicas.iter().filter(|each| !each.spec.discard);
+    let mut marks: Vec<Write> = kept_bytes
+        .map(|replica| {
+            let body = json!({
+                "metadata": { "uid": replica.uid() },
+                "spec": { "discard": true },
+            });
+            Write::Patch(Place::named(Object::Replica, replica.name_any()), body)
+        })
+        .collect();
+    if mark_persistent {
+        let persistent = Place::named(Object::PersistentVolume, &view.key);
+        marks.push(Write::Delete(persistent));
+    }
+    if volume.metadata.deletion_timestamp.is_none() {
+        marks.push(Write::Delete(place.clone()));
+    }
+    if !marks.is_empty() {
+        return Plan {
+            writes: marks,
+            ..Plan::default()
+        };
+    }
+    let kept: Vec<&String> = volume
+        .finalizers()
+        .iter()
+        .filter(|each| *each != VOLUME_FINALIZER)
+        .collect();
+    let body = json!({ "metadata": {
+        "finalizers": kept,
+        "resourceVersion": volume.metadata.resource_version,
+    }});
     Plan {
-        writes: vec![write],
+        writes: vec![Write::Patch(place, body)],
         ..Plan::default()
     }
 }
@@ -220,6 +263,11 @@ mod tests {
         })
     }
 
+    fn released(mut volume: Value) -> Value {
+        volume["spec"]["releasedBy"] = json!("u");
+        volume
+    }
+
     fn replica() -> Value {
         json!({
             "apiVersion": "trellis.dev/v1alpha1", "kind": "Replica", "metadata": { "name": "v-0" },
@@ -284,17 +332,79 @@ mod tests {
         assert_eq!(plan.writes, [Write::Patch(claim_place(&claim), body)]);
     }
 
-    // Fails if the order of deletion changes: the bytes first, the persistent volume when they are gone.
+    // Fails if the claim goes before its deletion stands in the volume, or a claim that the volume was not made for
+    // counts.
+    #[test]
+    fn the_deletion_of_a_claim_is_written_down_before_the_claim_is_gone() {
+        let mut deleted = claim();
+        deleted["metadata"]["uid"] = json!("u");
+        let mut view = view(None, Some(volume(Some("1Gi"))), Vec::new());
+        view.claim = Some(object(deleted.clone()));
+        let claim = view.claim.clone().expect("there is one");
+        let body = json!({ "metadata": { "uid": null }, "spec": { "releasedBy": "u" } });
+        let place = Place::named(Object::Volume, "v");
+        let noted = release_claim(&view, &claim);
+        assert_eq!(noted.writes, [Write::Patch(place, body)]);
+        view.volume = Some(object(released(volume(Some("1Gi")))));
+        let lifted = release_claim(&view, &claim);
+        assert!(
+            matches!(&lifted.writes[..], [Write::Patch(place, _)] if place.object == Object::Claim)
+        );
+        deleted["metadata"]["uid"] = json!("another");
+        let another: Arc<PersistentVolumeClaim> = object(deleted);
+        view.volume = Some(object(volume(Some("1Gi"))));
+        let lifted = release_claim(&view, &another);
+        assert!(
+            matches!(&lifted.writes[..], [Write::Patch(place, _)] if place.object == Object::Claim)
+        );
+    }
+
+    // Fails if a claim that is merely not known costs the volume, its copies or the persistent volume.
+    #[test]
+    fn a_claim_that_is_not_known_takes_nothing_with_it() {
+        let mut there = persistent("Delete", true);
+        there["status"]["phase"] = json!("Released");
+        let mut once_bound = volume(None);
+        once_bound["spec"]["volumeId"] = json!("i");
+        for volume in [volume(Some("1Gi")), volume(None), once_bound.clone()] {
+            let plan = reclaim(&view(Some(there.clone()), Some(volume), vec![replica()]));
+            assert_eq!(plan.writes, []);
+        }
+        assert_eq!(reclaim(&view(Some(there), None, Vec::new())).writes, []);
+        let orphans = [
+            view(None, Some(volume(None)), vec![replica()]),
+            view(None, Some(once_bound), Vec::new()),
+            view(None, Some(volume(Some("1Gi"))), Vec::new()),
+        ];
+        for orphan in orphans {
+            assert_eq!(reclaim(&orphan).writes, []);
+        }
+    }
+
+    // Fails if the order of deletion changes: it is said that the bytes may go, then they go, and the persistent volume
+    // when they are gone.
     #[test]
     fn delete_takes_the_volume_then_its_copies_then_the_persistent_volume() {
         let of = |persistent, volume, replicas| reclaim(&view(Some(persistent), volume, replicas));
-        let delete = |object| [Write::Delete(Place::named(object, "v"))];
+        let delete = |object| Write::Delete(Place::named(object, "v"));
         let there = persistent("Delete", true);
-        let plan = of(there.clone(), Some(volume(Some("1Gi"))), vec![replica()]);
-        assert_eq!(plan.writes, delete(Object::Volume));
-        assert_eq!(of(there.clone(), None, vec![replica()]).writes, []);
-        let plan = of(there.clone(), None, Vec::new());
-        assert_eq!(plan.writes, delete(Object::PersistentVolume));
+        let bound = released(volume(Some("1Gi")));
+        let plan = of(there.clone(), Some(bound.clone()), vec![replica()]);
+        let body = json!({ "metadata": { "uid": null }, "spec": { "discard": true } });
+        let marks = [
+            Write::Patch(Place::named(Object::Replica, "v-0"), body),
+            delete(Object::PersistentVolume),
+            delete(Object::Volume),
+        ];
+        assert_eq!(plan.writes, marks);
+        let mut going = replica();
+        going["spec"]["discard"] = json!(true);
+        let marked = deleting(there.clone());
+        let plan = of(marked.clone(), Some(deleting(bound)), vec![going.clone()]);
+        let body = json!({ "metadata": { "finalizers": [], "resourceVersion": null } });
+        let place = Place::named(Object::Volume, "v");
+        assert_eq!(plan.writes, [Write::Patch(place, body)]);
+        assert_eq!(of(marked, None, vec![going]).writes, []);
         let body = json!({ "metadata": {
             "finalizers": ["example.com/other"], "resourceVersion": "3",
         }});
@@ -350,9 +460,14 @@ mod tests {
     // Fails if a volume is left behind whose claim vanished before the two were bound.
     #[test]
     fn a_volume_that_was_never_bound_goes_with_its_claim() {
-        let plan = reclaim(&view(None, Some(volume(None)), Vec::new()));
-        let place = Place::named(Object::Volume, "v");
-        assert_eq!(plan.writes, [Write::Delete(place)]);
+        for (volume, copies) in [
+            (volume(None), Vec::new()),
+            (released(volume(None)), Vec::new()),
+        ] {
+            let plan = reclaim(&view(None, Some(volume), copies));
+            let place = Place::named(Object::Volume, "v");
+            assert_eq!(plan.writes, [Write::Delete(place)]);
+        }
         assert_eq!(reclaim(&view(None, None, Vec::new())).writes, []);
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use serde_json::json;
-use trellis_api::kinds::{Content, FilesystemKind};
+use trellis_api::kinds::{Content, FilesystemKind, UnknownCopy};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use super::targets::Served;
@@ -162,6 +162,14 @@ impl Machine for Model {
         ))
     }
 
+    fn look_at_stranger(&self, _: &Path, _: &str, name: &str) -> UnknownCopy {
+        UnknownCopy {
+            name: name.to_owned(),
+            claim: None,
+            size: None,
+        }
+    }
+
     fn make_replica(&self, place: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold> {
         let mut state = self.state();
         require_pool(&state, place)?;
@@ -196,9 +204,23 @@ impl Machine for Model {
         Ok(())
     }
 
+    fn describe_replica(&self, _: &ReplicaPlace) -> Result<(), Hold> {
+        Ok(())
+    }
+
     fn remove_replica(&self, place: &ReplicaPlace) -> Result<(), Hold> {
         let mut state = self.state();
         require_pool(&state, place)?;
+        let is_own = |copy: &Copy| copy.id == place.replica_id;
+        if state
+            .replicas
+            .get(&place.name)
+            .is_some_and(|copy| !is_own(copy))
+        {
+            let mistake = format!("{} was to be removed and is another's", place.name);
+            state.mistakes.push(mistake);
+            return Ok(());
+        }
         let Some(copy) = state.replicas.remove(&place.name) else {
             return Ok(());
         };

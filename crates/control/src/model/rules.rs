@@ -230,7 +230,7 @@ fn copies_at_rest(
         .as_ref()
         .and_then(|status| status.members.as_ref());
     let count = |copy: &Replica| {
-        let id = copy.uid().unwrap_or_default();
+        let id = copy.identity();
         members.is_some_and(|members| members.replicas.contains(&id))
     };
     rule(copies.iter().all(count), || {

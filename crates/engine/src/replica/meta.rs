@@ -119,6 +119,45 @@ fn replay(geometry: Geometry, meta: &mut Meta, mut sequence: u64, log: &[u8]) ->
     (sequence, u64::try_from(used).unwrap_or(u64::MAX))
 }
 
+/// Who the replicas of the volume are, as far as the replica in that directory knows. Nothing if it never served, or
+/// cannot say. Changes nothing.
+pub(super) fn known_view(dir: &Dir) -> Result<Option<View>> {
+    let read = |name: &str| -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let Some(mut file) = dir.file_read_only(name)? else {
+            return Ok(bytes);
+        };
+        file.read_to_end(&mut bytes).map_err(|source| Error::Io {
+            doing: "read",
+            path: dir.join(name),
+            source,
+        })?;
+        Ok(bytes)
+    };
+    let [a, b] = FILES;
+    let found = [snapshot(&read(a)?), snapshot(&read(b)?)];
+    let newest = found
+        .into_iter()
+        .flatten()
+        .max_by_key(|(number, _)| *number);
+    let Some((mut sequence, meta)) = newest else {
+        return Ok(None);
+    };
+    let (mut view, log) = (meta.view, read(LOG)?);
+    let mut rest = log.as_slice();
+    while let Some((number, body, after)) = first_block(rest) {
+        if number > sequence {
+            let Some(change) = stored::change(body).filter(|_| number == sequence + 1) else {
+                break;
+            };
+            view = change.view.unwrap_or(view);
+            sequence = number;
+        }
+        rest = after;
+    }
+    Ok(Some(view))
+}
+
 impl MetaStore {
     /// Opens the meta data of a replica. One that has none gets those of a new replica in that view.
     pub fn open(replica: &Replica, geometry: Geometry, view: View) -> Result<MetaStore> {

@@ -6,6 +6,7 @@
 //! POOL/replicas/NAME/superblock.a    4 KiB: identity, size, sequence, CRC32C
 //! POOL/replicas/NAME/superblock.b    4 KiB: the same, or one size older
 //! POOL/replicas/NAME/data            the bytes: a plain sparse file
+//! POOL/replicas/NAME/about.json      whose volume and claim it is, readable without a store (module `survey`)
 //! POOL/replicas/NAME/meta.*          of a replicated volume: promise, keys, stamps (module `meta`)
 //! POOL/replicas/NAME/note            of a replicated volume: how far the bytes are (module `note`)
 //! POOL/replicas/.making-NAME/        a creation that has not been published
@@ -99,6 +100,7 @@ mod pool;
 mod serve;
 mod store;
 mod superblock;
+mod survey;
 
 use std::fmt;
 
@@ -115,6 +117,7 @@ pub(crate) use note::NoteFile;
 pub use pool::{Pool, PoolCapacity};
 pub use store::{Measure, Replica};
 pub use superblock::Fault;
+pub use survey::{Survey, Surveyed, survey};
 
 /// The unit of sizes and of superblocks.
 pub const BLOCK: Bytes = Bytes::new(4096);

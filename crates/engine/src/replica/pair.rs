@@ -232,6 +232,13 @@ fn paths(dir: &Dir) -> [PathBuf; 2] {
     Slot::BOTH.map(|slot| dir.join(slot.file_name()))
 }
 
+/// The superblock that counts, read without changing anything.
+pub(super) fn committed(dir: &Dir, replica: &str) -> Result<Superblock> {
+    let read = |slot: Slot| read_slot(dir, dir.file_read_only(slot.file_name())?.as_ref(), slot);
+    let slots = [read(Slot::A)?, read(Slot::B)?];
+    choose(dir, replica, &slots).map(|(_, superblock)| superblock)
+}
+
 /// Which slot counts: the whole one with the larger sequence.
 pub(super) fn choose(dir: &Dir, replica: &str, slots: &Slots) -> Result<(Slot, Superblock)> {
     let [path_a, path_b] = paths(dir);

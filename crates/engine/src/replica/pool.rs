@@ -15,7 +15,9 @@ use uuid::Uuid;
 use super::dir::{Dir, facts, failed};
 use super::id;
 use super::name::{self, Entry};
+use super::pair::committed;
 use super::store::{DATA, Owner, Replica, Shared};
+use super::survey::{Surveyed, look, read_about, write_about, write_first_about};
 use super::{Identity, Provisioning, REPLICAS_MAX, validate_size};
 use crate::{Error, Result};
 
@@ -184,6 +186,18 @@ impl Pool {
         size: Bytes,
         provisioning: Provisioning,
     ) -> Result<Replica> {
+        self.create_described(name, identity, size, provisioning, None)
+    }
+
+    /// As [`Pool::create`], and a replica that is made says this about itself from its first moment on.
+    pub fn create_described(
+        &self,
+        name: &str,
+        identity: Identity,
+        size: Bytes,
+        provisioning: Provisioning,
+        about: Option<&[u8]>,
+    ) -> Result<Replica> {
         name::validate(name)?;
         validate_size(size)?;
         let turn = self.turn(name);
@@ -209,7 +223,13 @@ impl Pool {
         }
         let making = name::making(name);
         self.replicas.remove_dir(&making)?;
-        if let Err(error) = self.build(name, &making, identity, size, provisioning) {
+        let built = self.build(name, &making, |dir| {
+            if let Some(about) = about {
+                write_first_about(dir, about)?;
+            }
+            Replica::build(dir, name, identity, size, provisioning)
+        });
+        if let Err(error) = built {
             // What was begun takes space. If this fails too, the next creation or opening cleans up.
             let _ = self.replicas.remove_dir(&making);
             return Err(error);
@@ -222,18 +242,48 @@ impl Pool {
         &self,
         name: &str,
         making: &str,
-        identity: Identity,
-        size: Bytes,
-        provisioning: Provisioning,
+        build: impl FnOnce(&Dir) -> Result<()>,
     ) -> Result<()> {
         // The temporary name needs no sync: whether a crash leaves it or not, it is removed.
         let dir = self.replicas.make_dir(making)?;
         step::reached(Step::ReplicaDirectoryMade);
-        Replica::build(&dir, name, identity, size, provisioning)?;
+        build(&dir)?;
         self.replicas.rename(making, name)?;
         self.replicas.sync()?;
         step::reached(Step::ReplicaPublished);
         Ok(())
+    }
+
+    /// What a replica says about itself, if it says anything. It must hold the bytes of `identity`.
+    pub fn about(&self, name: &str, identity: Identity) -> Result<Option<Vec<u8>>> {
+        read_about(&self.proven(name, identity)?)
+    }
+
+    /// Lets a replica say something else about itself, durably. It must hold the bytes of `identity`; another process
+    /// may serve it meanwhile.
+    pub fn describe(&self, name: &str, identity: Identity, about: &[u8]) -> Result<()> {
+        write_about(&self.proven(name, identity)?, about)
+    }
+
+    /// Looks at one replica and changes nothing; none if there is no such replica.
+    pub fn look(&self, name: &str) -> Result<Option<Surveyed>> {
+        name::validate(name)?;
+        look(&self.replicas, name)
+    }
+
+    /// The directory of a replica that holds the bytes of `identity`.
+    fn proven(&self, name: &str, identity: Identity) -> Result<Dir> {
+        name::validate(name)?;
+        let dir = self.replicas.dir(name)?.ok_or_else(|| self.absent(name))?;
+        let found = committed(&dir, name)?.identity;
+        if found != identity {
+            return Err(Error::ReplicaForeign {
+                replica: name.to_owned(),
+                found,
+                asked: identity,
+            });
+        }
+        Ok(dir)
     }
 
     /// Opens a replica, and heals what can be healed.
@@ -244,10 +294,13 @@ impl Pool {
         self.find(name, &mut open)?.ok_or_else(|| self.absent(name))
     }
 
-    /// Removes a replica and its bytes for good. A replica that is not there is removed already.
-    /// Handles on it answer [`Error::ReplicaRemoved`] from then on; who still has its data file open
-    /// keeps the bytes until he closes it.
-    pub fn remove(&self, name: &str) -> Result<()> {
+    /// Removes the replica of that identity and its bytes for good. Handles on it answer
+    /// [`Error::ReplicaRemoved`] from then on; who still has its data file open keeps the bytes until he
+    /// closes it.
+    ///
+    /// A replica that is not there is removed already. What has its name and is another's
+    /// ([`Error::ReplicaForeign`]), or cannot prove whose it is, stays.
+    pub fn remove(&self, name: &str, identity: Identity) -> Result<()> {
         name::validate(name)?;
         let turn = self.turn(name);
         let open = turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,7 +308,20 @@ impl Pool {
         // An earlier removal that failed half way would be in the way of this one's rename.
         self.replicas.remove_dir(&removing)?;
         self.replicas.remove_dir(&making)?;
-        if self.replicas.dir(name)?.is_some() {
+        if let Some(dir) = self.replicas.dir(name)? {
+            let found = committed(&dir, name)
+                .map_err(|source| Error::ReplicaUnproven {
+                    path: self.replicas.join(name),
+                    source: Box::new(source),
+                })?
+                .identity;
+            if found != identity {
+                return Err(Error::ReplicaForeign {
+                    replica: name.to_owned(),
+                    found,
+                    asked: identity,
+                });
+            }
             let unpublish = || self.replicas.rename(name, &removing);
             match open.shared.upgrade() {
                 Some(shared) => shared.retire(unpublish)?,

@@ -11,9 +11,13 @@
 //! While the note exists, torn content is ours and is made again; content that mkfs cannot have left
 //! is foreign as ever. A *finished* filesystem is never
 //! made again, note or not: another node may have used it meanwhile.
+//!
+//! Whoever brings the volume into use writes down, beside its bytes and before anybody can use them, that it was
+//! formatted. From then on an empty device is a loss: it is told, and never formatted. A death before that was written
+//! down cannot have cost anything, since nobody had the filesystem yet.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::Path;
 use std::str::FromStr;
 use std::thread;
@@ -44,13 +48,33 @@ pub struct Formatted {
     pub made: bool,
 }
 
-/// Makes sure that the device has a filesystem of that kind. `note` is a path that belongs to this
-/// volume alone, in a directory that exists and survives a restart.
+/// What is known of a volume before its device is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Past {
+    /// Nobody has ever used a filesystem on it, as far as anybody knows.
+    Unused,
+    /// It has carried a filesystem that somebody could use.
+    Formatted,
+}
+
+/// Makes sure that the device of a volume that nobody has used yet has a filesystem of that kind. `note` is a path that
+/// belongs to this volume alone, in a directory that exists and survives a restart.
 pub fn ensure_filesystem(device: &Path, kind: FilesystemKind, note: &Path) -> Result<Formatted> {
+    ensure_filesystem_with_past(device, kind, note, Past::Unused)
+}
+
+/// As [`ensure_filesystem`], of a volume with that past: on one that was formatted before, an empty device is
+/// [`Error::FilesystemGone`].
+pub fn ensure_filesystem_with_past(
+    device: &Path,
+    kind: FilesystemKind,
+    note: &Path,
+    past: Past,
+) -> Result<Formatted> {
     let mut attempts_left = MAKE_ATTEMPTS_MAX;
     loop {
         attempts_left -= 1;
-        match observe_and_make(device, kind, note) {
+        match observe_and_make(device, kind, note, past) {
             Err(Error::ProgramFailed { output, .. }) if attempts_left > 0 => {
                 tracing::warn!(device = %device.display(), output, "mkfs failed and is tried again");
                 thread::sleep(MAKE_PAUSE);
@@ -60,8 +84,14 @@ pub fn ensure_filesystem(device: &Path, kind: FilesystemKind, note: &Path) -> Re
     }
 }
 
-fn observe_and_make(device: &Path, kind: FilesystemKind, note: &Path) -> Result<Formatted> {
-    let intent = read_note(note, device)?;
+fn observe_and_make(
+    device: &Path,
+    kind: FilesystemKind,
+    note: &Path,
+    past: Past,
+) -> Result<Formatted> {
+    // What was in use is not made again, whatever a note says.
+    let intent = read_note(note, device)?.filter(|_| past == Past::Unused);
     match look(device)? {
         Content::Filesystem {
             kind: found,
@@ -76,17 +106,21 @@ fn observe_and_make(device: &Path, kind: FilesystemKind, note: &Path) -> Result<
                     asked: kind,
                 });
             }
-            remove_note(note)?;
+            trellis_files::remove(note).context("remove", note)?;
             Ok(Formatted {
                 geometry,
                 made: false,
             })
         }
+        Content::Empty if past == Past::Formatted => Err(Error::FilesystemGone {
+            device: device.to_owned(),
+            kind,
+        }),
         Content::Empty => {
             // Before the note: what mkfs will refuse anyway leaves no trace.
             filesystem::require_size(kind, device)?;
             let uuid = Uuid::new_v4();
-            write_note(note, uuid)?;
+            trellis_files::replace(note, uuid.to_string().as_bytes()).context("write", note)?;
             finish(device, kind, uuid, note, false)
         }
         found => match intent.filter(|uuid| could_be_torn(&found, *uuid)) {
@@ -123,7 +157,7 @@ fn finish(
 ) -> Result<Formatted> {
     let geometry = filesystem::make(kind, device, uuid, overwrite)?;
     sync_device(device)?;
-    remove_note(note)?;
+    trellis_files::remove(note).context("remove", note)?;
     tracing::info!(device = %device.display(), %kind, size = %geometry.size(), "filesystem made");
     reached(Step::FilesystemMade);
     Ok(Formatted {
@@ -168,31 +202,4 @@ fn read_note(note: &Path, device: &Path) -> Result<Option<Uuid>> {
         device: device.to_owned(),
     };
     Uuid::from_str(text.trim()).map(Some).map_err(bad)
-}
-
-/// Writes the note so that it is whole or absent after a crash.
-fn write_note(note: &Path, uuid: Uuid) -> Result<()> {
-    let mut temporary = note.as_os_str().to_owned();
-    temporary.push(".new");
-    let temporary = Path::new(&temporary);
-    let mut file = File::create(temporary).context("create", temporary)?;
-    file.write_all(uuid.to_string().as_bytes())
-        .context("write", temporary)?;
-    file.sync_all().context("sync", temporary)?;
-    fs::rename(temporary, note).context("rename into place", note)?;
-    sync_parent(note)
-}
-
-fn remove_note(note: &Path) -> Result<()> {
-    match fs::remove_file(note) {
-        Ok(()) => sync_parent(note),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).context("remove", note),
-    }
-}
-
-fn sync_parent(note: &Path) -> Result<()> {
-    let parent = note.parent().unwrap_or(Path::new("/"));
-    let directory = File::open(parent).context("open", parent)?;
-    directory.sync_all().context("sync", parent)
 }

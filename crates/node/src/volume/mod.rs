@@ -38,7 +38,7 @@ use crate::filesystem::{self, FilesystemKind, Outcome};
 pub use carrier::Carrier;
 pub use device::{AttachedDevice, attach, detach, grow_device, is_unreachable};
 pub use fault::Fault;
-pub use format::{Formatted, ensure_filesystem};
+pub use format::{Formatted, Past, ensure_filesystem, ensure_filesystem_with_past};
 pub use idle::grow_idle;
 pub use observe::{
     Observation, ObservedFilesystem, Publication, Usage, observations, observe, usage,

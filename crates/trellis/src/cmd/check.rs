@@ -1,10 +1,19 @@
 //! `trellis check`: looks at the copies on a pool directory and changes nothing.
 
-use anyhow::bail;
-use serde::Serialize;
-use trellis_engine::replica::{Report, Severity, check};
+use std::collections::HashSet;
+use std::path::Path;
 
-use crate::cli::Check;
+use anyhow::bail;
+use kube::Api;
+use kube::api::ListParams;
+use serde::Serialize;
+use trellis_api::about::About;
+use trellis_api::kinds::Replica;
+use trellis_engine::replica::{Report, Severity, check, survey};
+
+use crate::claim_view;
+use crate::cli::{Check, Global};
+use crate::connect::connect;
 use crate::output::{self, Table, Tone};
 
 /// What was found, for programs.
@@ -25,9 +34,11 @@ struct Found {
 }
 
 /// Checks a pool's directory. It fails if something needs a person.
-pub fn run(verb: &Check) -> anyhow::Result<()> {
+pub async fn run(global: &Global, verb: &Check) -> anyhow::Result<()> {
     let directory = verb.directory.display().to_string();
-    let checked = checked(directory, &check(&verb.directory));
+    let mut checked = checked(directory, &check(&verb.directory));
+    let unknown = unknown(global, &verb.directory).await;
+    checked.findings.extend(unknown);
     let text = output::text(verb.output, &checked, |_| {
         render(&checked, output::colours())
     })?;
@@ -39,6 +50,57 @@ pub fn run(verb: &Check) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// The copies that the service does not know. Without a service there is nobody to ask.
+async fn unknown(global: &Global, directory: &Path) -> Vec<Found> {
+    let found = |message: String| Found {
+        severity: "unknown",
+        message,
+    };
+    let Ok(survey) = survey(directory) else {
+        return Vec::new();
+    };
+    let known = match known(global).await {
+        Ok(known) => known,
+        Err(_) if survey.copies.is_empty() => return Vec::new(),
+        Err(error) => {
+            let count = survey.copies.len();
+            let message = format!(
+                "no service could be asked whether it knows the {count} copies ({error:#})"
+            );
+            return vec![Found {
+                severity: "note",
+                message,
+            }];
+        }
+    };
+    let strangers = survey.copies.into_iter().filter(|copy| {
+        let id = copy.identity.replica.to_string();
+        !known.contains(&id)
+    });
+    strangers
+        .map(|copy| {
+            let about = copy.about.as_deref();
+            let about: Option<About> = about.and_then(|text| serde_json::from_slice(text).ok());
+            let claim = about.map(|about| format!("claim {}/{}", about.namespace, about.claim));
+            found(format!(
+                "{} holds {} of {} and is known to no object of the service; it is kept, and `trellis recover \
+                 --from-pools` takes it in",
+                copy.path.display(),
+                output::human(copy.size),
+                claim.unwrap_or_else(|| "a claim that it does not name".to_owned()),
+            ))
+        })
+        .collect()
+}
+
+/// The identities of all copies that the service knows.
+async fn known(global: &Global) -> anyhow::Result<HashSet<String>> {
+    let service = connect(global).await?;
+    let replicas = Api::<Replica>::all(service.client.clone());
+    let replicas = claim_view::list(replicas, &ListParams::default()).await?;
+    Ok(replicas.iter().map(Replica::identity).collect())
 }
 
 fn checked(directory: String, report: &Report) -> Checked {
@@ -75,7 +137,7 @@ fn render(checked: &Checked, colours: bool) -> String {
     for found in &checked.findings {
         let tone = match found.severity {
             "note" => Tone::Good,
-            "healable" => Tone::Moving,
+            "healable" | "unknown" => Tone::Moving,
             _ => Tone::Bad,
         };
         table.row(

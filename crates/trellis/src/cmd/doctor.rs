@@ -3,10 +3,14 @@
 use std::path::Path;
 
 use anyhow::bail;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
 use serde::Serialize;
+use trellis_api::kinds::Pool;
 use trellis_node::doctor::{Finding, FindingState, examine};
 
 use crate::cli::{Doctor, Global};
+use crate::connect::connect;
 use crate::output::{self, Table, Tone};
 use crate::serve::tell_unserved;
 
@@ -23,8 +27,9 @@ struct Diagnosis {
 }
 
 /// Looks at this machine. It fails if something is missing that every claim needs.
-pub fn run(global: &Global, verb: &Doctor) -> anyhow::Result<()> {
+pub async fn run(global: &Global, verb: &Doctor) -> anyhow::Result<()> {
     let findings = examine().into_iter().chain([connections(&global.data)]);
+    let findings = findings.chain(unknown_copies(global).await);
     let diagnoses: Vec<Diagnosis> = findings.map(diagnosis).collect();
     let text = output::text(verb.output, &diagnoses, |_| {
         render(&diagnoses, output::colours())
@@ -56,6 +61,34 @@ fn connections(data: &Path) -> Finding {
         costs: "whoever uses the volume waits, and so does who asks about loop devices",
         remedy: "start trellis up: it serves the volume again, or ends the connection after a minute",
     }
+}
+
+/// Whether the service knows every copy on its pools; nothing if there is no service to ask.
+async fn unknown_copies(global: &Global) -> Option<Finding> {
+    let service = connect(global).await.ok()?;
+    let pools = Api::<Pool>::all(service.client.clone());
+    let pools = pools.list(&ListParams::default()).await.ok()?;
+    let unknown = pools.iter().filter_map(|pool| {
+        let count = pool.status.as_ref()?.unknown_count;
+        (count > 0).then(|| format!("{count} on pool {}", pool.name_any()))
+    });
+    let unknown: Vec<String> = unknown.collect();
+    let all_known = unknown.is_empty();
+    Some(Finding {
+        name: "known copies",
+        state: if all_known {
+            FindingState::Present
+        } else {
+            FindingState::Absent
+        },
+        detail: if all_known {
+            "every copy on the pools belongs to a volume that is stored".to_owned()
+        } else {
+            format!("copies that no object names: {}", unknown.join(", "))
+        },
+        costs: "the volumes of these copies; was the store lost, or restored from a backup?",
+        remedy: "`trellis recover --from-pools`",
+    })
 }
 
 fn diagnosis(finding: Finding) -> Diagnosis {

@@ -1,5 +1,6 @@
 //! The verbs: one module each.
 
+mod backup;
 mod cancel;
 mod changes;
 mod check;
@@ -12,6 +13,7 @@ mod ladder;
 mod mount;
 mod patch;
 mod pool;
+mod recover;
 mod volume;
 
 use clap::CommandFactory;
@@ -49,9 +51,12 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Verb::Volume(VolumeVerb::Replace { claim, pool }) => {
             volume::replace(&global, claim, pool).await
         }
-        Verb::Check(verb) => check::run(verb),
-        Verb::Doctor(verb) => doctor::run(&global, verb),
         Verb::Keeper(verb) => crate::serve::run_keeper(verb),
+        Verb::Check(verb) => check::run(&global, verb).await,
+        Verb::Doctor(verb) => doctor::run(&global, verb).await,
+        Verb::Backup { file } => backup::backup(&global, file).await,
+        Verb::Restore { file } => backup::restore(&global, file),
+        Verb::Recover(verb) => recover::run(&global, verb).await,
         Verb::ServeReplica(verb) => crate::serve::run_replica(verb).await,
         Verb::ServeTarget(verb) => crate::serve::run_target(verb).await,
         Verb::Manual { directory } => Ok(clap_mangen::generate_to(Cli::command(), directory)?),

@@ -10,7 +10,7 @@ use kube::{Api, ResourceExt};
 use serde::Serialize;
 use serde_json::json;
 use trellis_api::Bytes;
-use trellis_api::kinds::{Pool, PoolSpec, Replica};
+use trellis_api::kinds::{Pool, PoolSpec, Replica, UnknownCopy};
 use trellis_control::ledger::Ledger;
 use trellis_control::view::now;
 
@@ -66,6 +66,9 @@ struct Line {
     observed_at: Option<MicroTime>,
     ready: bool,
     message: String,
+    /// Copies on it that no object names.
+    unknown: Vec<UnknownCopy>,
+    unknown_count: u32,
 }
 
 impl Line {
@@ -90,6 +93,8 @@ impl Line {
                 Some(ready) => ready.message.clone(),
                 None => "it has not been measured yet".to_owned(),
             },
+            unknown: status.unknown.clone(),
+            unknown_count: status.unknown_count,
         }
     }
 }
@@ -124,7 +129,28 @@ fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
         ];
         table.row(cells, Some(if line.ready { Tone::Good } else { Tone::Bad }));
     }
-    table.render(colours)
+    let mut text = table.render(colours);
+    lines
+        .iter()
+        .for_each(|line| text.push_str(&strangers(line)));
+    text
+}
+
+/// What a pool holds that nobody knows, in a line for each copy.
+fn strangers(line: &Line) -> String {
+    if line.unknown_count == 0 {
+        return String::new();
+    }
+    let mut text = format!(
+        "pool {} holds {} copies that no object names; they are kept, and `trellis recover --from-pools` takes them in:\n",
+        line.name, line.unknown_count
+    );
+    for copy in &line.unknown {
+        let claim = copy.claim.as_deref().unwrap_or("not said");
+        let size = human_or_unknown(copy.size);
+        text.push_str(&format!("  {} (claim {claim}, {size})\n", copy.name));
+    }
+    text
 }
 
 /// Adds a directory of this machine as a pool. One that is there already is measured again.

@@ -102,7 +102,7 @@ fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
 /// What a copy that leaves waits for.
 fn waits_for(view: &View, volume: &Volume, seen: &[ReplicaSeen]) -> String {
     let is_whole = |replica: &&std::sync::Arc<Replica>| {
-        let id = replica.uid().unwrap_or_default();
+        let id = replica.identity();
         let mut whole = seen
             .iter()
             .filter(|each| each.state == ReplicaState::InSync);
@@ -261,7 +261,7 @@ impl Shown {
 
 impl Copy {
     fn of(replica: &Replica, view: &View, volume: &Volume, all: &[ReplicaSeen]) -> Copy {
-        let id = replica.uid().unwrap_or_default();
+        let id = replica.identity();
         let seen = all.iter().find(|each| each.id == id);
         let status = replica.status.clone().unwrap_or_default();
         let leaves = replica.metadata.deletion_timestamp.is_some();

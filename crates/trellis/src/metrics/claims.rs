@@ -296,6 +296,7 @@ mod tests {
             total: Bytes::new(10),
             free: Bytes::new(7),
             allocated: Bytes::new(2),
+            copies: Vec::new(),
         };
         let pool = |name: &str, measured| PoolNow {
             name: name.to_owned(),

@@ -204,6 +204,32 @@ fn a_death_at_any_step_of_an_idle_growth_heals() {
     }
 }
 
+// Fails if a death while the service makes any of its files for the first time leaves one that the next start cannot
+// use, or if there is no such file.
+#[test]
+fn a_death_at_any_file_of_the_first_start_heals() {
+    for step in [Step::FileWritten, Step::FileInPlace] {
+        let mut deaths = 0;
+        loop {
+            let at = format!("{}:{}", step.name(), deaths + 1);
+            let mut service = Service::start_with(&[("TRELLIS_CRASH_AT", &at)]);
+            if !service.has_crashed() {
+                break;
+            }
+            deaths += 1;
+            service.up(&[]);
+            assert!(service.trellis(&["pool", "ls"]).contains("default"));
+            let left = std::fs::read_dir(service.data()).unwrap().flatten();
+            let unfinished = left.filter(|entry| {
+                let name = entry.file_name();
+                name.to_string_lossy().starts_with(".trellis-new-")
+            });
+            assert_eq!(unfinished.count(), 0, "death {deaths} at {}", step.name());
+        }
+        assert!(deaths >= 6, "{deaths} files were made at {}", step.name());
+    }
+}
+
 // Fails if a death after any step (this share of them) loses data, leaks something, or never heals on xfs.
 #[test]
 fn a_death_at_any_step_heals_on_xfs_1() {

@@ -20,6 +20,17 @@ pub struct Service {
     /// Killed, and not waited for.
     dying: Vec<Child>,
     arguments: Vec<String>,
+    machine: Machine,
+    /// Whether the service is told what node it is.
+    is_named: bool,
+}
+
+/// What a service runs on.
+pub struct Machine {
+    /// The data directory.
+    pub data: PathBuf,
+    /// The program that starts the service, with its arguments; none starts it directly.
+    pub prefix: Vec<String>,
 }
 
 impl Service {
@@ -37,11 +48,28 @@ impl Service {
             .tempdir()
             .unwrap();
         Service {
+            machine: Machine {
+                data: dir.path().join("data"),
+                prefix: Vec::new(),
+            },
             dir,
             child: None,
             dying: Vec::new(),
             arguments: Vec::new(),
+            is_named: true,
         }
+    }
+
+    /// A service on that machine, which is not started yet.
+    pub fn on(machine: Machine) -> Service {
+        let mut service = Service::prepare();
+        service.machine = machine;
+        service
+    }
+
+    /// From the next start on the service is not told what node it is.
+    pub fn forget_node(&mut self) {
+        self.is_named = false;
     }
 
     /// Starts a service in a new directory.
@@ -61,14 +89,18 @@ impl Service {
         assert!(self.child.is_none(), "one service at a time");
         self.dying
             .retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
+        let mut whole = self.machine.prefix.clone();
+        whole.push(env!("CARGO_BIN_EXE_trellis").to_owned());
+        let mut command = Command::new(&whole[0]);
         command
+            .args(&whole[1..])
             .arg("up")
             .arg("--data")
             .arg(self.data())
-            .arg("--node")
-            .arg("test-node")
             .args(&self.arguments);
+        if self.is_named {
+            command.args(["--node", "test-node"]);
+        }
         command
             .env_remove("KUBECONFIG")
             .envs(environment.iter().copied());
@@ -93,7 +125,7 @@ impl Service {
 
     /// The data directory.
     pub fn data(&self) -> PathBuf {
-        self.dir.path().join("data")
+        self.machine.data.clone()
     }
 
     /// A path for the test's own use, such as a mount point.
@@ -356,7 +388,7 @@ pub fn processes(data: &Path) -> Vec<rustix::process::Pid> {
 }
 
 /// Kills what serves volumes: these processes outlive the service, as they should.
-fn kill_processes(data: &Path) {
+pub fn kill_processes(data: &Path) {
     for pid in processes(data) {
         // A frozen one goes as well.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);

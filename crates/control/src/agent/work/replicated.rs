@@ -8,7 +8,7 @@ use trellis_api::kinds::{RungStatus, TargetStatus};
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::subject::{Lower, Subject};
-use super::{Outcome, look_inside, provide, refuse_all};
+use super::{Outcome, dispose, look_inside, provide, refuse_all};
 use crate::agent::climb::climb;
 use crate::agent::job::{Fate, Job, ReplicaJob, ReplicatedJob};
 use crate::agent::machine::{CopyFound, Machine, Stage, TargetFound, TargetPlace};
@@ -21,15 +21,11 @@ pub(super) fn work(
     early: &dyn Fn(&[RungStatus]),
     outcome: &mut Outcome,
 ) {
-    if replicated
-        .copies
-        .iter()
-        .any(|copy| copy.fate == Fate::Remove)
-    {
+    if replicated.copies.iter().any(|copy| copy.fate.is_end()) {
         remove_copies(machine, job, replicated, outcome);
     }
     for copy in &replicated.copies {
-        if copy.fate != Fate::Remove {
+        if !copy.fate.is_end() {
             let found = serve_copy(machine, job, copy, outcome);
             outcome.copies.push((copy.object.name_any(), found));
         }
@@ -80,7 +76,7 @@ fn remove_copy(machine: &dyn Machine, copy: &ReplicaJob, outcome: &mut Outcome) 
     let name = copy.object.name_any();
     let gone = machine
         .retire_copy(&copy.place)
-        .and_then(|()| machine.remove_replica(&copy.place));
+        .and_then(|()| dispose(machine, copy));
     match gone {
         Ok(()) => {
             outcome.copies_removed.push(name);
@@ -112,7 +108,7 @@ fn remove_copies(
         return;
     }
     for copy in &replicated.copies {
-        if copy.fate == Fate::Remove {
+        if copy.fate.is_end() {
             remove_copy(machine, copy, outcome);
         }
     }

@@ -36,9 +36,9 @@ impl Supervisor {
     /// The volume as the kernel's iSCSI initiator gets it. Where nothing was served yet, nobody will answer.
     pub fn by_iscsi(&self, volume: &str) -> Carrier {
         let run = RunDir::of(&self.run, volume);
-        let read = |path: PathBuf| std::fs::read_to_string(path).ok();
-        let port = read(run.port()).and_then(|text| text.trim().parse().ok());
-        let secret = read(run.secret()).map(|text| text.trim().to_owned());
+        let read = |path: PathBuf| trellis_files::read_whole(&path, |_| true).ok().flatten();
+        let port = read(run.port()).and_then(|text| text.parse().ok());
+        let secret = read(run.secret());
         Carrier::Target {
             target: iscsi::Target {
                 name: iqn(volume),
@@ -143,10 +143,8 @@ impl Supervisor {
             return Ok(());
         }
         let path = run.target_settings();
-        let write = || -> std::io::Result<()> {
-            let new = path.with_extension("new-json");
-            std::fs::write(&new, serde_json::to_vec(settings)?)?;
-            std::fs::rename(&new, &path)
+        let write = || -> std::io::Result<bool> {
+            trellis_files::ensure(&path, &serde_json::to_vec(settings)?)
         };
         write().map_err(|error| down(format!("{} cannot be written: {error}.", path.display())))?;
         lock(&self.settings).insert(settings.volume.clone(), settings.clone());

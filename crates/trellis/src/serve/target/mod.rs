@@ -8,9 +8,7 @@ mod lun;
 mod status;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -272,9 +270,9 @@ impl Target {
     fn serve_by_iscsi(&self, id: Uuid) -> anyhow::Result<Server> {
         let settings = self.settings();
         let port_file = self.run.port();
-        let last = std::fs::read_to_string(&port_file)
-            .ok()
-            .and_then(|text| text.trim().parse().ok());
+        let is_port = |text: &str| text.parse::<u16>().is_ok();
+        let last = trellis_files::read_whole(&port_file, is_port)?;
+        let last = last.and_then(|text| text.parse().ok());
         let bind = |port: u16| {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
             let config = ServerConfig {
@@ -288,7 +286,7 @@ impl Target {
             _ => bind(0).context("no port can be listened on")?,
         };
         let address = server.local_addr();
-        std::fs::write(&port_file, address.port().to_string())?;
+        trellis_files::ensure(&port_file, address.port().to_string().as_bytes())?;
         let access = Access {
             chap: Some(Chap::one_way(&settings.volume, &self.secret()?)?),
             ..Access::default()
@@ -300,19 +298,18 @@ impl Target {
         Ok(server)
     }
 
-    /// What initiators must know: any user of this machine can reach the port, and only root can read the file.
+    /// What initiators must know: any user of this machine can reach the port, and only root can read the file. Whoever
+    /// logs in reads it again, so that one that was lost is made anew.
     fn secret(&self) -> anyhow::Result<String> {
         let path = self.run.secret();
-        match std::fs::read_to_string(&path) {
-            Ok(text) => return Ok(text.trim().to_owned()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).context("the iSCSI secret cannot be read"),
+        let is_whole = |text: &str| text.len() == SECRET_CHARS;
+        let found = trellis_files::read_whole(&path, is_whole);
+        if let Some(secret) = found.context("the iSCSI secret cannot be read")? {
+            return Ok(secret);
         }
         let random = Uuid::new_v4().simple().to_string();
         let secret = random.get(..SECRET_CHARS).unwrap_or(&random).to_owned();
-        let mut options = std::fs::OpenOptions::new();
-        let file = options.write(true).create_new(true).mode(0o600).open(&path);
-        file.and_then(|mut file| file.write_all(secret.as_bytes()))
+        trellis_files::replace(&path, secret.as_bytes())
             .context("the iSCSI secret cannot be written")?;
         Ok(secret)
     }

@@ -1,0 +1,105 @@
+//! What a copy says about itself in its own directory, so that a pool can be read without the store.
+//!
+//! The superblock stays the truth for identity and size. This file has what the superblock has no room for: names, and
+//! how the volume was made.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Bytes;
+
+/// The content of a copy's `about.json`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct About {
+    /// The volume's name.
+    pub volume: String,
+    /// The volume's identity, as in the superblock.
+    pub volume_id: String,
+    /// The copy's identity, as in the superblock.
+    pub replica_id: String,
+    /// The namespace of the claim.
+    pub namespace: String,
+    /// The claim.
+    pub claim: String,
+    /// The claim's access modes.
+    pub access_modes: Vec<String>,
+    /// The claim's class.
+    pub class: String,
+    /// The size that was asked for when this was written. A growth alone does not write it again: the superblock has
+    /// the size that the copy has.
+    pub size: Bytes,
+    /// The volume's filesystem; none for a block volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<String>,
+    /// The filesystem was made. If the volume is found empty from then on, that is a loss.
+    pub formatted: bool,
+    /// Whether it is one of several copies behind a target.
+    pub replicated: bool,
+    /// How many copies there shall be.
+    pub replicas: u32,
+    /// How many of them must have a write before it is acknowledged.
+    pub consistency_factor: u32,
+    /// How the volume is brought to a node, if the class says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub via: Option<String>,
+    /// Whether every byte is allocated.
+    pub thick: bool,
+    /// Whether the filesystem may grow while it is mounted.
+    pub online_growth: bool,
+}
+
+impl About {
+    /// What shall stand in the place of `self`. A filesystem that was made once was made, and nothing shrinks, whatever
+    /// an older store says.
+    pub fn renewed(&self, new: &About) -> About {
+        let same_bytes = self.volume_id == new.volume_id;
+        About {
+            formatted: new.formatted || (self.formatted && same_bytes),
+            size: if same_bytes {
+                new.size.max(self.size)
+            } else {
+                new.size
+            },
+            ..new.clone()
+        }
+    }
+}
+
+impl About {
+    /// Whether they say the same, apart from the size.
+    pub fn is_but_for_size(&self, other: &About) -> bool {
+        let size = self.size;
+        *self
+            == About {
+                size,
+                ..other.clone()
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(formatted: bool, mib: u64) -> About {
+        About {
+            volume_id: "v".to_owned(),
+            formatted,
+            size: Bytes::mib(mib),
+            ..About::default()
+        }
+    }
+
+    // Fails if an older store makes a copy forget that it was formatted, or how large it was.
+    #[test]
+    fn what_was_once_made_is_not_forgotten() {
+        let renewed = about(true, 8).renewed(&about(false, 4));
+        assert_eq!(renewed, about(true, 8));
+        assert_eq!(about(false, 4).renewed(&about(true, 8)), about(true, 8));
+        let other = About {
+            volume_id: "w".to_owned(),
+            ..about(true, 8)
+        };
+        assert_eq!(other.renewed(&about(false, 4)), about(false, 4));
+    }
+}

@@ -47,6 +47,9 @@ fn every_change_is_a_step_and_a_repetition_is_none() {
     }
     let expected = [
         Step::DeviceAttached,
+        // The note that it is about to be formatted.
+        Step::FileWritten,
+        Step::FileInPlace,
         Step::FilesystemMade,
         Step::FilesystemMounted,
         Step::PathPublished,

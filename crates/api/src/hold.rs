@@ -126,7 +126,7 @@ reasons! {
         "Bring the node or the pool back (is its disk mounted?); everything goes on by itself then.";
     TooFewReplicas:
         "Fewer copies answer than must have a write before it is acknowledged, so growth waits, and I/O waits or fails as the class says (`whenBelowQuorum`).",
-        "Bring the pools or nodes of the missing copies back (`trellis volume show CLAIM`); everything goes on by itself then.";
+        "Bring the pools or nodes of the missing copies back (`trellis volume show CLAIM`); everything goes on by itself then. If they are lost for good, see `trellis volume recover CLAIM`.";
     TargetDown:
         "The process that serves the volume does not run or does not answer.",
         "Nothing at first: it is started again by itself. If that repeats, read its log, which the message names.";

@@ -53,6 +53,12 @@ steps! {
     TargetRetired = "target-retired",
     /// Several copies: the process of a copy is gone.
     CopyRetired = "copy-retired",
+    /// Recovery: the target serves the history that begins with the copies that are left.
+    SurvivorsServed = "survivors-served",
+    /// Recovery: a copy that was given up is deleted.
+    CopyGivenUp = "copy-given-up",
+    /// Recovery: it is in the volume's history.
+    RecoveryRecorded = "recovery-recorded",
     /// Provisioning: the replica's and the target's measured sizes are stored.
     ReplicaReported = "replica-reported",
     /// Provisioning: the persistent volume is stored.
@@ -124,6 +130,14 @@ impl Step {
                 | Step::TargetRaised
                 | Step::TargetRetired
                 | Step::CopyRetired
+        )
+    }
+
+    /// Whether the step belongs to the recovery of a volume whose copies were lost for good.
+    pub const fn is_of_recovery(self) -> bool {
+        matches!(
+            self,
+            Step::SurvivorsServed | Step::CopyGivenUp | Step::RecoveryRecorded
         )
     }
 

@@ -291,6 +291,23 @@ pub enum VolumeVerb {
         #[arg(long, value_name = "COPIES", value_parser = clap::value_parser!(u32).range(1..=5))]
         consistency: Option<u32>,
     },
+    /// Show what each copy of a claim holds, and go on with those that are left when others are lost for good
+    ///
+    /// Without --accept-loss nothing is changed: it shows what each copy holds and how far it is, and says what giving
+    /// up the missing ones would cost.
+    Recover {
+        /// The claim
+        claim: String,
+        /// Give up the copy on this pool, for good; to be said for every copy that is missing
+        #[arg(long, value_name = "POOL")]
+        accept_loss: Vec<String>,
+        /// How many of the copies that are left must have a write before it is acknowledged
+        #[arg(long, value_name = "COPIES", value_parser = clap::value_parser!(u32).range(1..=5))]
+        consistency: Option<u32>,
+        /// Print as
+        #[arg(short, long, value_enum, value_name = "FORMAT")]
+        output: Option<Format>,
+    },
     /// Replace the copy on a pool by one on another pool, while the claim is in use
     Replace {
         /// The claim

@@ -8,6 +8,7 @@ pub mod conditions;
 
 mod attachment;
 mod pool;
+mod recovery;
 mod replica;
 mod rung;
 mod target;
@@ -16,6 +17,7 @@ mod volume;
 pub use crate::FilesystemKind;
 pub use attachment::{Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Usage};
 pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus, UNKNOWN_COPIES_MAX, UnknownCopy};
+pub use recovery::{Recovery, RecoveryRecord};
 pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
 pub use target::{Members, ReplicaSeen, ReplicaState, Target, TargetSpec, TargetStatus};

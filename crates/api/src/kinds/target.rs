@@ -49,6 +49,9 @@ pub struct TargetStatus {
     /// Who the copies are that count, as the target has agreed with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<Members>,
+    /// Which history of the volume it serves: `original`, or the one that a recovery began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<String>,
     /// How each copy is, as the target sees it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<ReplicaSeen>,

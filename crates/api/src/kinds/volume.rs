@@ -7,7 +7,7 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::FilesystemKind;
+use super::{FilesystemKind, Recovery, RecoveryRecord};
 use crate::{Bytes, Hold, Rung};
 
 /// How many growths a volume remembers.
@@ -70,6 +70,9 @@ pub struct VolumeSpec {
     /// How long a request waits for a quorum, in seconds, before it fails; with `wait`, before it is asked anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience_seconds: Option<u32>,
+    /// With which copies the volume goes on after others were lost for good; the last such decision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
     /// The growth that led to the present goal; none while it has the size it was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growth: Option<GrowthRequest>,
@@ -201,6 +204,9 @@ pub struct VolumeStatus {
     /// The growths that are over, oldest first, at most [`GROWTH_RECORDS_MAX`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub growths: Vec<GrowthRecord>,
+    /// The recoveries that are done, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recoveries: Vec<RecoveryRecord>,
 }
 
 /// A volume's state in one word.

@@ -12,6 +12,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
 use crate::claim::copies::{to_begin_with, wanted};
 use crate::claim::provision::{reservations, was_served};
+use crate::claim::recovery::is_recovered;
 use crate::view::View;
 
 /// The work of one node for one volume.
@@ -58,6 +59,9 @@ impl Job {
 pub struct ReplicatedJob {
     /// The copies on this node.
     pub copies: Vec<ReplicaJob>,
+    /// Copies on this node that shall go and whose pool is not a pool any more: where their bytes are is not known,
+    /// so only their objects go.
+    pub adrift: Vec<Arc<Replica>>,
     /// The target, if it runs on this node and its volume is there.
     pub target: Option<TargetJob>,
 }
@@ -157,7 +161,8 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
         .collect();
     let places: Vec<ReplicaPlace> = copies.iter().map(|copy| copy.place.clone()).collect();
     let (replica, replicated) = if view.is_replicated() {
-        (None, Some(replicated_job(view, node, copies)))
+        let adrift = adrift(view, node, pool_of);
+        (None, Some(replicated_job(view, node, copies, adrift)))
     } else {
         (copies.pop(), None)
     };
@@ -204,7 +209,25 @@ fn goal(view: &View, replica: Option<&ReplicaJob>) -> Bytes {
     replica.map_or(wanted, |each| wanted.min(each.object.spec.capacity))
 }
 
-fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> ReplicatedJob {
+fn adrift(
+    view: &View,
+    node: &Node,
+    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
+) -> Vec<Arc<Replica>> {
+    let is_adrift = |each: &&Arc<Replica>| {
+        each.spec.node == node.name
+            && each.metadata.deletion_timestamp.is_some()
+            && pool_of(&each.spec.pool).is_none()
+    };
+    view.replicas.iter().filter(is_adrift).cloned().collect()
+}
+
+fn replicated_job(
+    view: &View,
+    node: &Node,
+    copies: Vec<ReplicaJob>,
+    adrift: Vec<Arc<Replica>>,
+) -> ReplicatedJob {
     let wanted = view.volume.as_ref().map(|volume| wanted(view, volume));
     let wanted = wanted.unwrap_or_default();
     let target = view.target.as_ref().zip(view.volume.as_ref());
@@ -221,6 +244,8 @@ fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> Replicat
                 volume_id: volume.identity(),
                 members: to_begin_with(view, &wanted),
                 wanted,
+                is_recovered: is_recovered(view, volume),
+                recovery: volume.spec.recovery.clone(),
                 fails_after: volume.spec.fails_after(),
                 asks_every: volume
                     .spec
@@ -232,6 +257,7 @@ fn replicated_job(view: &View, node: &Node, copies: Vec<ReplicaJob>) -> Replicat
             first_copies: reservations(volume).len(),
         }),
         copies,
+        adrift,
     }
 }
 
@@ -451,6 +477,7 @@ mod tests {
             online_growth: true,
             when_below_quorum: trellis_api::kinds::WhenBelowQuorum::Wait,
             patience_seconds: None,
+            recovery: None,
             growth: None,
         };
         Arc::new(Volume::new("v", spec))

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use trellis_api::about::About;
-use trellis_api::kinds::{Content, FilesystemKind, Members, ReplicaSeen, UnknownCopy, Usage, Via};
+use trellis_api::kinds::{
+    Content, FilesystemKind, Members, Recovery, ReplicaSeen, UnknownCopy, Usage, Via,
+};
 use trellis_api::{Bytes, Hold, Rung};
 
 /// A copy of a volume on a pool of this machine.
@@ -115,6 +117,10 @@ pub struct TargetPlace {
     /// The copies that are asked for. The target decides from what it sees of them who counts
     /// ([`crate::claim::members::who_counts`]).
     pub wanted: CopiesWanted,
+    /// With which copies it goes on after others were lost for good.
+    pub recovery: Option<Recovery>,
+    /// It has been served so: from now on it begins as any other.
+    pub is_recovered: bool,
     /// After which time a request without a quorum fails; none if it waits without a limit.
     pub fails_after: Option<Duration>,
     /// After which time a request without a quorum is asked anew, if that is said.
@@ -150,6 +156,8 @@ pub struct TargetFound {
     pub portal: Option<String>,
     /// Who counts, just now; while that changes, those of both sides.
     pub members: Members,
+    /// Which history it serves; none while it serves nothing.
+    pub lineage: Option<String>,
     /// How each copy is.
     pub replicas: Vec<ReplicaSeen>,
     /// I/O is served.

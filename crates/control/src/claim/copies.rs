@@ -12,6 +12,7 @@ use trellis_api::{Hold, HoldReason};
 use super::class::Class;
 use super::plan::{PlaceOfCopy, Plan, Promise, Rooms};
 use super::provision::{make_replica, replica_name, was_served};
+use super::recovery::{self, is_given_up};
 use crate::agent::machine::CopiesWanted;
 use crate::view::View;
 use crate::write::{Object, Place, Write};
@@ -19,11 +20,11 @@ use crate::write::{Object, Place, Write};
 /// How many copies can count at a time.
 const COPIES_MAX: usize = 5;
 
-/// The copies that shall stay.
+/// The copies that shall stay: nobody has deleted them or given them up.
 pub fn staying(view: &View) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
     view.replicas
         .iter()
-        .filter(|each| each.metadata.deletion_timestamp.is_none())
+        .filter(|each| each.metadata.deletion_timestamp.is_none() && !is_given_up(view, each))
 }
 
 /// The copies that are asked for. Until the volume has been served it is all that there are: it begins with the
@@ -69,6 +70,9 @@ pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<
     if !was_served(volume) {
         // It begins with the copies that it was made with; one that was let go of would be made again.
         return Ok(None);
+    }
+    if let Some(plan) = recovery::give_up(view) {
+        return Ok(Some(plan));
     }
     let wanted = usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX);
     let there = staying(view).count();

@@ -298,6 +298,11 @@ fn settle(
         conditions: conditions(volume, reached, hold.as_ref(), now),
         hold,
         growths: history::succeeded(view, claim, volume, now),
+        recoveries: volume
+            .status
+            .as_ref()
+            .map(|status| status.recoveries.clone())
+            .unwrap_or_default(),
     };
     match put_off(volume, &measured, now) {
         Some(pause) => plan.look_again_after = Some(pause),

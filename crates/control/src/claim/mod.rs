@@ -6,6 +6,7 @@ pub mod copies;
 pub mod members;
 pub mod plan;
 pub mod provision;
+pub mod recovery;
 pub mod rooms;
 pub mod status;
 

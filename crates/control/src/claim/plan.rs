@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold};
 
-use super::{copies, grow, provision, reclaim, status};
+use super::{copies, grow, provision, reclaim, recovery, status};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
@@ -144,7 +144,9 @@ pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
             reclaim::release_claim(view, claim)
         }
         (Some(claim), None) => provision::begin(view, claim, rooms, now),
-        (Some(claim), Some(volume)) => match provision::complete(view, claim, volume) {
+        (Some(claim), Some(volume)) => match provision::complete(view, claim, volume)
+            .or_else(|| recovery::record(view, claim, volume, now))
+        {
             Some(plan) => plan,
             None => match copies::adjust(view, volume, rooms) {
                 Ok(Some(plan)) => plan,

@@ -192,6 +192,7 @@ fn make_volume(
         online_growth: class.online_growth,
         when_below_quorum: class.when_below_quorum,
         patience_seconds: class.patience_seconds,
+        recovery: None,
         growth: None,
     };
     let mut volume = Volume::new(&view.key, spec);

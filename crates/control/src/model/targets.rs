@@ -174,6 +174,7 @@ impl State {
             backing: PathBuf::from(&place.volume),
             iqn: None,
             portal: None,
+            lineage: None,
             replicas: members.replicas.iter().map(seen).collect(),
             available,
             redundancy_met: target.full(members, reachable)

@@ -1,7 +1,7 @@
 //! `trellis history`: who grew a claim, when, from what to what, and how long each layer took.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use trellis_api::kinds::{GrowthRecord, GrowthResult};
+use trellis_api::kinds::{GrowthRecord, GrowthResult, RecoveryRecord};
 
 use super::changes;
 use crate::claim_view::load;
@@ -15,9 +15,11 @@ pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
     changes::show(&service.client, &verb.output, || async {
         let view = load(&service, &verb.claim).await?;
         let status = view.volume.and_then(|volume| volume.status.clone());
-        let records = status.map(|status| status.growths).unwrap_or_default();
-        output::text(verb.output.output, &records, |_| {
-            render(&verb.claim, &records, output::colours())
+        let status = status.unwrap_or_default();
+        let records = &status.growths;
+        output::text(verb.output.output, records, |_| {
+            let growths = render(&verb.claim, records, output::colours());
+            growths + &recoveries(&status.recoveries)
         })
     })
     .await
@@ -60,6 +62,22 @@ fn render(claim: &str, records: &[GrowthRecord], colours: bool) -> String {
         table.row(cells, Some(tone));
     }
     table.render(colours)
+}
+
+/// A line for every time that copies were given up.
+fn recoveries(records: &[RecoveryRecord]) -> String {
+    let line = |record: &RecoveryRecord| {
+        let recovery = &record.recovery;
+        format!(
+            "{} {} gave up {} and went on with {} copies (history {})\n",
+            recovery.at.0.strftime("%Y-%m-%d %H:%M:%SZ"),
+            recovery.by,
+            recovery.given_up.len(),
+            recovery.survivors.len(),
+            recovery.lineage
+        )
+    };
+    records.iter().map(line).collect()
 }
 
 /// A clock that was set back in between gives no time at all.

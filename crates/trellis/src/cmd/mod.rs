@@ -14,6 +14,7 @@ mod mount;
 mod patch;
 mod pool;
 mod recover;
+mod survivors;
 mod volume;
 
 use clap::CommandFactory;
@@ -48,6 +49,12 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             replicas,
             consistency,
         }) => volume::scale(&global, claim, *replicas, *consistency).await,
+        Verb::Volume(VolumeVerb::Recover {
+            claim,
+            accept_loss,
+            consistency,
+            output,
+        }) => survivors::run(&global, claim, accept_loss, *consistency, *output).await,
         Verb::Volume(VolumeVerb::Replace { claim, pool }) => {
             volume::replace(&global, claim, pool).await
         }

@@ -61,7 +61,7 @@ pub async fn request(
 }
 
 /// Who asks, as the history will tell.
-fn manager() -> String {
+pub fn manager() -> String {
     let id = rustix::process::getuid().as_raw();
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
     let user = user_name(&users, id).unwrap_or_else(|| id.to_string());

@@ -1,12 +1,13 @@
 //! `trellis volume`: the copies of a claim, how they are, and how many there shall be.
 
 use anyhow::bail;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde::Serialize;
 use serde_json::json;
 use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaSeen, ReplicaState, Volume};
-use trellis_api::{Bytes, Hold};
+use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::claim::copies::staying;
 use trellis_control::view::View;
 
@@ -46,6 +47,7 @@ pub async fn scale(
              replicas can have more or fewer"
         );
     }
+    require_quorum(&view)?;
     let consistency = consistency.unwrap_or(replicas / 2 + 1);
     if consistency > replicas {
         bail!("{consistency} copies cannot have a write if there are {replicas}");
@@ -76,6 +78,7 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
             "claim {claim:?} has a single copy, which cannot be replaced while it is the only one"
         );
     }
+    require_quorum(&view)?;
     let found = view.replicas.iter().find(|each| each.spec.pool == pool);
     let Some(replica) = found else {
         return Err(
@@ -94,7 +97,23 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
     Ok(())
 }
 
-fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
+/// Who counts can be changed only by those who count: without a quorum of them nothing would come of it.
+fn require_quorum(view: &View) -> anyhow::Result<()> {
+    let target = view.target.as_ref();
+    let status = target.and_then(|target| target.status.as_ref());
+    let is_short =
+        |condition: &Condition| condition.type_ == "Available" && condition.status == "False";
+    let Some(status) = status.filter(|status| status.conditions.iter().any(is_short)) else {
+        return Ok(());
+    };
+    let reason = HoldReason::TooFewReplicas;
+    let hold = status.hold.clone().filter(|hold| hold.reason == reason);
+    let message = "Nothing can be changed while too few copies are there.";
+    Err(Ended::Held(hold.unwrap_or_else(|| Hold::new(reason, message))).into())
+}
+
+/// The volume of a claim.
+pub fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
     let found = view.volume.as_deref();
     found.ok_or_else(|| Ended::NotFound(format!("claim {claim:?} has no volume yet")).into())
 }

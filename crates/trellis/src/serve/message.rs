@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trellis_api::kinds::{Members, ReplicaSeen};
+use trellis_api::kinds::{Members, Recovery, ReplicaSeen};
 use trellis_api::{Bytes, HoldReason};
 use trellis_control::agent::machine::CopiesWanted;
 use trellis_keeper::message::{receive, send};
@@ -25,6 +25,12 @@ pub struct Settings {
     /// The copies that are asked for.
     #[serde(default)]
     pub wanted: CopiesWanted,
+    /// With which copies it goes on after others were lost for good.
+    #[serde(default)]
+    pub recovery: Option<Recovery>,
+    /// It has been served so.
+    #[serde(default)]
+    pub is_recovered: bool,
     /// After which time a request without a quorum fails; none if it waits without a limit.
     #[serde(default)]
     pub fails_after: Option<Duration>,
@@ -44,7 +50,7 @@ pub enum Request {
     /// How it is.
     Status,
     /// To have these copies.
-    Configure(Settings),
+    Configure(Box<Settings>),
     /// To grow, and to answer when that is done or held.
     Grow {
         /// The size.
@@ -89,6 +95,9 @@ pub struct TargetStatus {
     pub size_converged: bool,
     /// Who counts; while that changes, those of both sides.
     pub members: Members,
+    /// Which history it serves; none while it serves nothing.
+    #[serde(default)]
+    pub lineage: Option<String>,
     /// How each copy is.
     pub replicas: Vec<ReplicaSeen>,
     /// Why a growth does not go on.

@@ -23,6 +23,9 @@ mod target;
 mod unserved;
 mod watch;
 
+/// The file of a volume's run directory that names the history that was begun from survivors and served.
+const RECOVERED: &str = "recovered";
+
 pub use keeper::{Keeper, run as run_keeper};
 pub use replica::{ServeReplica, run as run_replica};
 pub use supervisor::{Supervisor, Wake};

@@ -469,3 +469,207 @@ fn below_quorum_io_fails_after_its_patience_if_the_class_says_so() {
     drop(device);
     service.trellis(&["umount", "data"]);
 }
+
+fn said(output: &std::process::Output) -> String {
+    let (out, error) = (&output.stdout, &output.stderr);
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(error)
+    )
+}
+
+/// Waits until the claim is not served, which is when a recovery is asked for.
+fn wait_unavailable(service: &Service) {
+    service.wait("it is said that too few are there", |service| {
+        (!condition(&target(service), "Available")).then_some(())
+    });
+}
+
+fn wait_served_by(service: &Service, copies: usize) {
+    service.wait("the volume is served again by new copies too", |service| {
+        let target = target(service);
+        let whole = condition(&target, "Available") && condition(&target, "RedundancyMet");
+        let members = target["status"]["members"]["replicas"].as_array()?;
+        (whole && members.len() == copies).then_some(())
+    });
+}
+
+// Fails if a volume of two copies is lost with one of them for good, if verbs that can do nothing say that they did,
+// or if what was given up does harm when it comes back.
+#[test]
+fn of_two_copies_one_is_lost_for_good_and_the_volume_goes_on() {
+    let pools = ["a", "b", "c"];
+    let service = service(&pools[..2]);
+    let device = in_use(&service, "2", "2");
+    write_all(&device);
+    let first = replicas(&service);
+    let lost = LostDisk::lose(&service, &first[0]);
+    let gone = pool(&first[0]);
+    wait_unavailable(&service);
+    for verb in [
+        vec!["volume", "scale", "data", "1"],
+        vec!["volume", "scale", "data", "2", "--consistency", "1"],
+        vec!["volume", "replace", "data", &gone],
+    ] {
+        let output = service.try_trellis(&verb);
+        assert_eq!(output.status.code(), Some(3), "{verb:?} {}", said(&output));
+        assert!(
+            said(&output).contains("TooFewReplicas"),
+            "{}",
+            said(&output)
+        );
+    }
+    let shown = service.try_trellis(&["volume", "recover", "data"]);
+    assert_eq!(shown.status.code(), Some(3), "{}", said(&shown));
+    assert!(
+        said(&shown).contains("no write that was acknowledged is lost"),
+        "{}",
+        said(&shown)
+    );
+    assert!(
+        said(&shown).contains(&format!("--accept-loss {gone}")),
+        "{}",
+        said(&shown)
+    );
+    let other = service.try_trellis(&["volume", "recover", "data", "--accept-loss", "elsewhere"]);
+    assert_eq!(other.status.code(), Some(4), "{}", said(&other));
+    service.trellis(&["volume", "recover", "data", "--accept-loss", &gone]);
+    service.wait("the volume is served", |service| {
+        condition(&target(service), "Available").then_some(())
+    });
+    read_back(&device);
+    let seen = target(&service);
+    assert!(
+        !condition(&seen, "RedundancyMet"),
+        "one of two copies is there"
+    );
+    service.wait("it is in the history", |service| {
+        let volume = service.objects("volumes.trellis.dev").remove(0);
+        let records = volume["status"]["recoveries"].as_array()?.clone();
+        (records[0]["recovery"]["lineage"] == seen["status"]["lineage"]).then_some(())
+    });
+    let history = service.trellis(&["history", "data"]);
+    assert!(
+        history.contains("gave up 1 and went on with 1"),
+        "{history}"
+    );
+    service.wait("there is an event", |service| {
+        let events = service.objects("events");
+        let mut events = events.iter();
+        events
+            .any(|each| each["reason"] == "VolumeRecovered")
+            .then_some(())
+    });
+    // The new copy is made when there is a pool for it; the old one comes back meanwhile.
+    std::fs::rename(&lost.aside, &lost.pool).unwrap();
+    add_pool(&service, "c");
+    wait_served_by(&service, 2);
+    read_back(&device);
+    // Its pool is as good as any other again, and may have the new copy.
+    service.wait("what was given up is gone", |service| {
+        let copies = replicas(service);
+        let is_old = |each: &Value| each["metadata"]["uid"] == first[0]["metadata"]["uid"];
+        (copies.len() == 2 && !copies.iter().any(is_old)).then_some(())
+    });
+    write_all(&device);
+    service.trellis(&["umount", "data"]);
+}
+
+// Fails if a volume of three copies is lost with two of them, if it goes on without the operator's word, or if the two
+// that were given up bring their history back as the majority that they once were.
+#[test]
+fn of_three_copies_two_are_lost_for_good_and_have_no_vote_when_they_return() {
+    let pools = ["a", "b", "c", "d"];
+    let mut service = service(&pools[..3]);
+    let device = in_use(&service, "3", "2");
+    write_all(&device);
+    let first = replicas(&service);
+    let lost: Vec<LostDisk> = first[..2]
+        .iter()
+        .map(|copy| LostDisk::lose(&service, copy))
+        .collect();
+    let (one, two) = (pool(&first[0]), pool(&first[1]));
+    wait_unavailable(&service);
+    let shown = service.try_trellis(&["volume", "recover", "data"]);
+    assert!(said(&shown).contains("MAY BE LOST"), "{}", said(&shown));
+    let half = service.try_trellis(&["volume", "recover", "data", "--accept-loss", &one]);
+    assert_eq!(half.status.code(), Some(5), "{}", said(&half));
+    let both = ["--accept-loss", &one, "--accept-loss", &two];
+    service.trellis(&[&["volume", "recover", "data"][..], &both].concat());
+    service.wait("the volume is served", |service| {
+        condition(&target(service), "Available").then_some(())
+    });
+    read_back(&device);
+    // Something is written that those who were given up do not have, and all of them return at a start.
+    let mut file = File::options().write(true).open(&device).unwrap();
+    file.write_all(&pattern(WRITTEN_MIB)).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    service.trellis(&["umount", "data"]);
+    service.kill();
+    for lost in &lost {
+        std::fs::rename(&lost.aside, &lost.pool).unwrap();
+    }
+    // The target begins anew, and they are a majority of the copies that there once were.
+    let run = service
+        .data()
+        .join("run")
+        .join(first[0]["spec"]["volume"].as_str().unwrap());
+    let lock = std::fs::read_to_string(run.join("target.lock")).unwrap();
+    let target_process = Pid::from_raw(lock.trim().parse().unwrap()).unwrap();
+    kill_process(target_process, Signal::KILL).unwrap();
+    service.up(&[]);
+    let device = service.mount("data");
+    let mut found = vec![0; MIB];
+    File::open(&device).unwrap().read_exact(&mut found).unwrap();
+    assert!(found == pattern(WRITTEN_MIB), "what was given up is served");
+    add_pool(&service, "d");
+    wait_served_by(&service, 3);
+    service.wait("what was given up is gone", |service| {
+        (replicas(service).len() == 3).then_some(())
+    });
+    service.trellis(&["umount", "data"]);
+}
+
+// Fails if a death of the service in a recovery leaves it half done, or a step of it is not covered.
+#[test]
+fn a_recovery_survives_a_death_of_the_service_at_every_step() {
+    let steps = trellis_api::step::Step::ALL
+        .iter()
+        .filter(|step| step.is_of_recovery());
+    for step in steps {
+        let pools = ["a", "b", "c"];
+        let mut service = service(&pools);
+        let device = in_use(&service, "2", "2");
+        write_all(&device);
+        let first = replicas(&service);
+        service.stop();
+        service.up(&[("TRELLIS_CRASH_AT", step.name())]);
+        let _lost = LostDisk::lose(&service, &first[0]);
+        wait_unavailable(&service);
+        service.trellis(&[
+            "volume",
+            "recover",
+            "data",
+            "--accept-loss",
+            &pool(&first[0]),
+        ]);
+        let deadline = std::time::Instant::now() + crate::harness::PATIENCE;
+        while !service.has_crashed() {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{step:?} is not reached"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        service.up(&[]);
+        wait_served_by(&service, 2);
+        read_back(&device);
+        service.wait("it is recorded once", |service| {
+            let volume = service.objects("volumes.trellis.dev").remove(0);
+            (volume["status"]["recoveries"].as_array()?.len() == 1).then_some(())
+        });
+        service.trellis(&["umount", "data"]);
+    }
+}

@@ -37,6 +37,14 @@ pub(super) fn writes(
             ));
         }
     }
+    for adrift in &replicated.adrift {
+        let name = adrift.name_any();
+        if outcome.copies_removed.contains(&name) {
+            let place = Place::named(Object::Replica, name);
+            let finalizers = adrift.finalizers();
+            writes.push(without_finalizer(place, finalizers, DATA_FINALIZER));
+        }
+    }
     if let Some(target) = &replicated.target {
         writes.extend(match &outcome.target {
             Some(Ok(found)) => target_write(job, target, found, outcome, now),
@@ -112,6 +120,7 @@ fn target_write(
         iqn: found.iqn.clone(),
         portal: found.portal.clone(),
         members: Some(found.members.clone()),
+        lineage: found.lineage.clone().or_else(|| old.lineage.clone()),
         replicas: found.replicas.clone(),
         content: if outcome.stage.is_some() {
             None

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 
 use kube::ResourceExt;
 use trellis_api::kinds::{RungStatus, TargetStatus};
+use trellis_api::step::{self, Step};
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::subject::{Lower, Subject};
@@ -47,7 +48,13 @@ pub(super) fn work(
         machine.serve_target(&place)
     };
     match found {
-        Ok(found) => use_and_climb(machine, job, replicated, &place, found, early, outcome),
+        Ok(found) => {
+            let begun = place.recovery.as_ref().map(|recovery| &recovery.lineage);
+            if begun.is_some() && found.lineage.as_ref() == begun && !place.is_recovered {
+                step::reached(Step::SurvivorsServed);
+            }
+            use_and_climb(machine, job, replicated, &place, found, early, outcome);
+        }
         Err(hold) => {
             outcome.uses = refuse_all(job, &hold);
             outcome.target = Some(Err(hold));
@@ -63,6 +70,11 @@ fn let_go(machine: &dyn Machine, replicated: &ReplicatedJob, outcome: &mut Outco
         return;
     };
     let members = found.members.replicas.clone();
+    let adrift = replicated.adrift.iter();
+    let adrift = adrift.filter(|each| !members.contains(&each.uid().unwrap_or_default()));
+    outcome
+        .copies_removed
+        .extend(adrift.map(|each| each.name_any()));
     let leaves =
         |copy: &&ReplicaJob| copy.fate == Fate::Leave && !members.contains(&copy.place.replica_id);
     for copy in replicated.copies.iter().filter(leaves) {

@@ -63,6 +63,8 @@ impl Supervisor {
             volume_id: place.volume_id.clone(),
             members: place.members.clone(),
             wanted: place.wanted.clone(),
+            recovery: place.recovery.clone(),
+            is_recovered: place.is_recovered,
             fails_after: place.fails_after,
             asks_every: place.asks_every,
             addresses: place.addresses.clone(),
@@ -91,7 +93,7 @@ impl Supervisor {
             name: TARGET.to_owned(),
             arguments: arguments.map(OsStr::to_owned).to_vec(),
         })?;
-        let configure = Request::Configure(settings.clone());
+        let configure = Request::Configure(Box::new(settings.clone()));
         self.wish(&paths, &configure, ANSWER_TIME_MAX)?;
         let status = self.ready(&paths)?;
         self.follow(&place.volume, &paths);
@@ -124,7 +126,8 @@ impl Supervisor {
             trellis_node::fuse::dismantle(&place).map_err(|error| down(error.to_string()))?;
             let _ = std::fs::remove_dir(&place);
         }
-        let others = [run.target_settings(), run.port(), run.secret()];
+        let recovered = run.path().join(super::super::RECOVERED);
+        let others = [run.target_settings(), run.port(), run.secret(), recovered];
         for file in
             others
                 .iter()
@@ -220,6 +223,7 @@ impl Supervisor {
                 Some(too_few())
             },
             members: status.members.clone(),
+            lineage: status.lineage.clone(),
             replicas: status.replicas.clone(),
             available: status.available,
             redundancy_met: status.redundancy_met,

@@ -57,7 +57,7 @@ fn converse(target: &Arc<Target>, stream: &UnixStream) -> std::io::Result<()> {
     while let Some((request, _)) = receive::<Request>(stream)? {
         let answer = match request {
             Request::Status => Answer::Status(Box::new(target.status())),
-            Request::Configure(settings) => target.configure(settings),
+            Request::Configure(settings) => target.configure(*settings),
             Request::Grow { to } => target.grow(to),
             Request::Watch => return tell_changes(target, stream),
             Request::Stop => {

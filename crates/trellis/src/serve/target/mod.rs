@@ -5,11 +5,13 @@ mod control;
 mod file;
 mod keeping;
 mod lun;
+mod recovery;
 mod status;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,8 +23,9 @@ use tokio::sync::watch;
 use trellis_api::kinds::Members;
 use trellis_api::{Bytes, HoldReason};
 use trellis_control::claim::members::who_counts;
+use trellis_engine::coordinator::{Status, Takeover};
 use trellis_engine::drive::{Address, Ended, Volume, VolumeError, VolumeSettings};
-use trellis_engine::proto::{Config, ReplicaId};
+use trellis_engine::proto::{Config, Lineage, ReplicaId};
 use trellis_iscsi::login::Chap;
 use trellis_iscsi::{Access, Server, ServerConfig};
 use trellis_keeper::paths::RunDir;
@@ -34,6 +37,7 @@ use self::bytewise::Bytewise;
 use self::file::VolumeFile;
 use self::keeping::Keeping;
 use self::lun::{VolumeLun, VolumeMemory};
+use self::recovery::Beginning;
 use self::status::{
     current, held_reason, holds_everything, members, reason, redundancy_met, seen, sentence,
     size_of_quorum,
@@ -68,6 +72,10 @@ pub struct Target {
     volume: Volume,
     bytes: Bytewise,
     settings: Mutex<Settings>,
+    /// The history that it was begun with.
+    lineage: Lineage,
+    /// A later start does not depend on the survivors of a recovery alone.
+    is_begun: AtomicBool,
     /// What was last asked of the volume.
     wish: Mutex<Option<Wish>>,
     run: RunDir,
@@ -97,12 +105,15 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
     };
     let text = std::fs::read(run.target_settings()).context("the settings cannot be read")?;
     let settings: Settings = serde_json::from_slice(&text).context("the settings are damaged")?;
-    let (config, addresses) = (config(&settings.members)?, addresses(&settings)?);
+    let beginning = Beginning::of(&settings, &run)?;
+    let (config, addresses) = (config(&beginning.members)?, addresses(&settings)?);
     let id: Uuid = settings.volume_id.parse().context("no identity")?;
     let limits = [settings.fails_after, settings.asks_every, Some(BUSY_AFTER)];
     let patience = limits.into_iter().flatten().min().unwrap_or(BUSY_AFTER);
     let volume = Volume::start(VolumeSettings {
         patience,
+        lineage: beginning.lineage,
+        takeover: beginning.takeover,
         ..VolumeSettings::new(id, config, addresses)
     });
     let (end, mut ends) = watch::channel(false);
@@ -112,6 +123,8 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         keeping: Keeping::new(verb.keeper.clone(), settings.volume.clone()),
         settings: Mutex::new(settings),
         wish: Mutex::default(),
+        lineage: beginning.lineage,
+        is_begun: AtomicBool::new(beginning.takeover == Takeover::Quorum),
         run,
         runtime: Handle::current(),
         file: Mutex::default(),
@@ -325,6 +338,16 @@ impl Target {
         if let Err(error) = addresses(&settings) {
             return held(HoldReason::ReplicaUnavailable, format!("{error:#}"));
         }
+        let begun = settings.recovery.as_ref().map(recovery::lineage);
+        let is_other = |lineage: Lineage| lineage.number() > self.lineage.number();
+        if let Some(Ok(lineage)) = begun
+            && is_other(lineage)
+        {
+            // The next process begins with the copies that are left.
+            tracing::warn!(%lineage, "copies were given up; the volume is begun anew with the others");
+            self.end();
+            return Answer::Done;
+        }
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
         match self.runtime.block_on(self.adjust_members()) {
             Ok(()) => Answer::Done,
@@ -337,6 +360,9 @@ impl Target {
     async fn adjust_members(&self) -> Result<(), VolumeError> {
         let status = self.volume.status();
         let settings = self.settings();
+        if !self.has_begun(&status) {
+            return Ok(());
+        }
         let is_at_rest = self.volume.size() > 0 && status.view.next.is_none();
         let full = |id: &str| status.available && holds_everything(&status, id);
         let members = is_at_rest.then(|| who_counts(&settings.wanted, &current(&status), &full));
@@ -360,6 +386,23 @@ impl Target {
         }
         *self.wish() = Some(wish);
         Ok(())
+    }
+
+    /// Whether others than the survivors of a recovery may count.
+    fn has_begun(&self, status: &Status) -> bool {
+        if self.is_begun.load(Ordering::Relaxed) {
+            return true;
+        }
+        if !status.available {
+            return false;
+        }
+        match recovery::note_served(&self.run, self.lineage) {
+            Ok(()) => self.is_begun.store(true, Ordering::Relaxed),
+            Err(error) => {
+                tracing::warn!(%error, "that the volume was recovered cannot be written down; it is tried again");
+            }
+        }
+        self.is_begun.load(Ordering::Relaxed)
     }
 
     fn wish(&self) -> MutexGuard<'_, Option<Wish>> {
@@ -424,6 +467,8 @@ impl Target {
             redundancy_met: redundancy_met(&status, &self.settings().wanted),
             size_converged: status.size_converged,
             members: members(&status),
+            lineage: (status.available && self.is_begun.load(Ordering::Relaxed))
+                .then(|| status.view.lineage.to_string()),
             replicas: status.replicas.iter().map(seen).collect(),
             growth_held: status.growth_held.map(held_reason),
             portal: portal.map(|address| address.to_string()),

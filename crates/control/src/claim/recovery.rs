@@ -27,7 +27,7 @@ pub fn is_recovered(view: &View, volume: &Volume) -> bool {
 pub fn is_given_up(view: &View, replica: &Replica) -> bool {
     let recovery = view.volume.as_ref();
     let recovery = recovery.and_then(|volume| volume.spec.recovery.as_ref());
-    let id = replica.uid().unwrap_or_default();
+    let id = replica.identity();
     recovery.is_some_and(|recovery| recovery.given_up.contains(&id))
 }
 

@@ -121,13 +121,14 @@ struct Copy {
 
 impl Findings {
     async fn of(view: &View, volume: &Volume) -> anyhow::Result<Findings> {
-        let id: Uuid = volume.uid().unwrap_or_default().parse()?;
+        let id: Uuid = volume.identity().parse()?;
         let mut addresses = BTreeMap::new();
         for replica in &view.replicas {
             let status = replica.status.as_ref();
             let address = status.and_then(|status| status.address.as_ref());
-            if let (Some(id), Some(address)) = (replica.uid(), address) {
-                addresses.insert(id.parse::<ReplicaId>()?, address.parse::<Address>()?);
+            if let Some(address) = address {
+                let id = replica.identity().parse::<ReplicaId>()?;
+                addresses.insert(id, address.parse::<Address>()?);
             }
         }
         let found = survey(id, addresses, SURVEY_TIME_MAX).await;
@@ -142,7 +143,7 @@ impl Findings {
             conditions.any(|each| each.type_ == kind && each.status == "True")
         };
         let copies = view.replicas.iter().map(|replica| {
-            let id = replica.uid().unwrap_or_default();
+            let id = replica.identity();
             let surveyed = id.parse().ok().and_then(|id: ReplicaId| found.get(&id));
             let counts = members.replicas.contains(&id);
             Copy::of(&replica.spec.pool, id, counts, surveyed)

@@ -71,7 +71,7 @@ fn let_go(machine: &dyn Machine, replicated: &ReplicatedJob, outcome: &mut Outco
     };
     let members = found.members.replicas.clone();
     let adrift = replicated.adrift.iter();
-    let adrift = adrift.filter(|each| !members.contains(&each.uid().unwrap_or_default()));
+    let adrift = adrift.filter(|each| !members.contains(&each.identity()));
     outcome
         .copies_removed
         .extend(adrift.map(|each| each.name_any()));

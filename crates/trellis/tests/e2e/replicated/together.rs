@@ -254,6 +254,44 @@ fn all(moments: impl Iterator<Item = Moment>) {
     end(&service, &path);
 }
 
+/// Whether the process has a FUSE connection open.
+fn has_connection(pid: Pid) -> bool {
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
+    let mut descriptors = descriptors.into_iter().flatten().flatten();
+    descriptors.any(|each| {
+        std::fs::read_link(each.path()).is_ok_and(|file| file == Path::new("/dev/fuse"))
+    })
+}
+
+// Fails if the death of the keeper is seen by whoever uses the volume, if there is no other one, or if that one does not
+// hold the connection, so that the next death of the target is an error; or if the service holds one.
+#[test]
+fn the_keeper_dies_and_another_one_goes_on() {
+    let service = service();
+    let path = mounted(&service);
+    let load = Load::start(&path.join("load"));
+    let target = process(&service, "target");
+    let first = keeper(&service).unwrap();
+    assert!(has_connection(first) && has_connection(target));
+    assert!(
+        !has_connection(service.pid()),
+        "the service has a connection"
+    );
+    kill(first);
+    service.wait("another keeper holds the connection", |service| {
+        keeper(service).filter(|next| *next != first && has_connection(*next))
+    });
+    assert_eq!(process(&service, "target"), target, "the target goes on");
+    kill(target);
+    service.trellis(&["grow", "data", "768Mi", "--wait"]);
+    assert!(
+        !has_connection(service.pid()),
+        "the service has a connection"
+    );
+    load.finish("the keeper killed, then the target");
+    end(&service, &path);
+}
+
 // Fails if service, target and copies that die together in the middle of a growth make a user of the volume see an
 // error or wait for ever, keep the machine from using loop devices, or leave the growth undone.
 #[test]

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use trellis_engine::member::{DiskOp, DiskResult};
-use trellis_engine::proto::{Content, Geometry, Key, Meta};
+use trellis_engine::proto::{Content, Geometry, Key, Meta, MetaChange, Promise};
+use uuid::Uuid;
 
 use crate::rng::Rng;
 
@@ -26,6 +27,10 @@ pub struct Disk {
     number_last: u64,
     /// The meta data, always durable.
     pub meta: Meta,
+    /// The number of their last change, and what they were before, from time to time.
+    sequence: u64,
+    backups: Vec<(u64, Meta)>,
+    kept: Kept,
     /// The key that survives the process but not the machine.
     pub note: Option<Key>,
     /// Blocks that cannot be read until they are written.
@@ -43,6 +48,28 @@ pub struct Disk {
     /// How often it has lost what was not durable.
     pub losses: u64,
 }
+
+/// What the superblock says of the replica's memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
+    promise: Promise,
+    /// The number of the last change of the meta data: durably, and in the cache.
+    durable: u64,
+    cached: u64,
+}
+
+/// What becomes of meta data.
+#[derive(Clone, Copy, Debug)]
+pub enum Damage {
+    /// They are gone.
+    Gone,
+    /// Somebody has put earlier ones back, or has cut off the changes since then.
+    Old,
+}
+
+/// So many of a thousand changes of the meta data leave a backup, and so many backups are kept.
+const BACKUPS_PER_MILLE: u64 = 100;
+const BACKUPS_MAX: usize = 8;
 
 /// An operation that was submitted and not completed.
 #[derive(Clone, Debug)]
@@ -68,6 +95,9 @@ impl Disk {
             cache: BTreeMap::new(),
             number_last: 0,
             meta,
+            sequence: 1,
+            backups: Vec::new(),
+            kept: Kept::default(),
             note: None,
             rot: BTreeSet::new(),
             space: u64::MAX,
@@ -174,7 +204,16 @@ impl Disk {
                 if change.size.is_some_and(|(size, _)| size > self.space) {
                     return DiskResult::NoSpace;
                 }
+                if rng.chance(BACKUPS_PER_MILLE) && self.backups.len() < BACKUPS_MAX {
+                    self.backups.push((self.sequence, self.meta.clone()));
+                }
+                if let Some(promise) = change.promise {
+                    self.kept.promise = promise;
+                    self.kept.durable = self.sequence;
+                }
                 self.meta.update(self.geometry, change);
+                self.sequence += 1;
+                self.kept.cached = self.sequence;
                 DiskResult::Done
             }
             DiskOp::Reserve { size } if *size > self.space => DiskResult::NoSpace,
@@ -238,6 +277,45 @@ impl Disk {
         self.drop_cache(u64::MAX, rng);
         self.owed.clear();
         self.note = None;
+        let unsynced = self.kept.cached.saturating_sub(self.kept.durable);
+        self.kept.cached = self.kept.durable + rng.below(unsynced + 1);
+    }
+
+    /// The meta data are lost while the process is not there. Says whether they are.
+    pub fn damage(&mut self, damage: Damage, rng: &mut Rng) -> bool {
+        // What was put back and is as new as the superblock says cannot be told from what was there.
+        let floor = self.kept.cached;
+        self.backups.retain(|(sequence, _)| *sequence < floor);
+        match damage {
+            Damage::Gone => self.sequence = 0,
+            Damage::Old if self.backups.is_empty() => return false,
+            Damage::Old => {
+                let index = rng.index(self.backups.len());
+                // The size is the superblock's.
+                let size = Some((self.meta.size, self.meta.size_version));
+                (self.sequence, self.meta) = self.backups.swap_remove(index);
+                let change = MetaChange {
+                    size,
+                    ..MetaChange::default()
+                };
+                self.meta.update(self.geometry, &change);
+            }
+        }
+        true
+    }
+
+    /// What a process finds when it starts: the same rules as `replica::meta` has.
+    pub fn open(&mut self, replica: Uuid) {
+        let floor = self.kept.cached;
+        if self.sequence < floor {
+            let size = self.meta.size;
+            self.meta = Meta::lost(self.geometry, size, replica);
+            self.sequence = floor + 1;
+        }
+        self.meta.promise = self.meta.promise.max(self.kept.promise);
+        self.kept.promise = self.meta.promise;
+        self.kept.cached = self.sequence;
+        self.kept.durable = self.sequence;
     }
 
     /// The process dies. Operations under way have happened or not.

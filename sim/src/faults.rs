@@ -6,6 +6,7 @@ use trellis_engine::proto::{Answer, Body, Config, Envelope, Meta, Promise, Reque
 use uuid::Uuid;
 
 use crate::Failure;
+use crate::disk::Damage;
 use crate::world::{GEOMETRY, Happening, VOLUME, World, node_id};
 
 /// Sessions above this belong to strangers: coordinators of another volume.
@@ -60,7 +61,8 @@ impl World {
                 }
                 self.trace(|| format!("node {node} is full: {full}"));
             }
-            64..68 => self.rot(node),
+            64..67 => self.rot(node),
+            67..68 => self.lose_memory(node),
             68..80 => self.grow(),
             80..83 => {
                 let id = Uuid::from_u128(u128::from(self.rng.draw()));
@@ -90,6 +92,21 @@ impl World {
         self.kill_node(node, power);
         let delay = self.rng.between(5_000, self.fault_us + 5_000);
         self.later(delay, Happening::Start { node });
+    }
+
+    /// A replica dies, and its meta data are lost before it comes back.
+    fn lose_memory(&mut self, node: usize) {
+        let power = self.rng.chance(300);
+        self.crash(node, power);
+        let damage = if self.rng.chance(500) {
+            Damage::Gone
+        } else {
+            Damage::Old
+        };
+        if self.nodes[node].disk.damage(damage, &mut self.rng) {
+            self.stats.memories_lost += 1;
+            self.trace(|| format!("node {node} loses its memory: {damage:?}"));
+        }
     }
 
     fn rot(&mut self, node: usize) {
@@ -199,6 +216,7 @@ impl World {
             self.start_node(node);
             self.tell_member(node, member::Event::Space { is_low: false });
         }
+        self.recover_if_needed();
         if !self.chiefs[self.newest].alive {
             self.take_over();
         }

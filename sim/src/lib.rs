@@ -56,6 +56,8 @@ pub struct Stats {
     pub view_changes: u64,
     /// Markers that were kept.
     pub markers: u64,
+    /// Replicas that have lost their memory.
+    pub memories_lost: u64,
     /// Recoveries from survivors.
     pub recoveries: u64,
 }

@@ -54,6 +54,7 @@ impl Total {
         sum.view_changes += stats.view_changes;
         sum.markers += stats.markers;
         sum.recoveries += stats.recoveries;
+        sum.memories_lost += stats.memories_lost;
         if let Err(found) = result {
             println!("seed {seed} FAILED {found}");
             println!("  replay: cargo run -p trellis-sim -- --seed {seed} --trace");

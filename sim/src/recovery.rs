@@ -3,6 +3,7 @@
 
 use trellis_engine::coordinator::Takeover;
 use trellis_engine::proto::{Config, Lineage, Region, View};
+use uuid::Uuid;
 
 use crate::Failure;
 use crate::client::value_of;
@@ -45,6 +46,37 @@ impl World {
         if survivors.is_empty() {
             survivors.push(members[self.rng.index(members.len())]);
         }
+        self.recover_with(&survivors, lineage);
+    }
+
+    /// Whether too many replicas have lost their memory for anybody but a person to decide.
+    fn is_undecidable(&self) -> bool {
+        let view = self.views.last().expect("there is a first view");
+        let lost = |id: Uuid| {
+            let mut nodes = self.nodes.iter();
+            nodes.any(|node| node.id == id && node.disk.meta.is_lost())
+        };
+        !view.takeover_quorum(|id| !lost(id))
+    }
+
+    /// When everything else is mended, somebody goes on with all that is left of what nobody can prove.
+    pub(crate) fn recover_if_needed(&mut self) {
+        let Some(view) = self.views.last() else {
+            return;
+        };
+        if self.recovery.is_some() || !self.is_undecidable() {
+            return;
+        }
+        let (lineage, members) = (view.lineage, view.members());
+        let survivors: Vec<usize> = (0..self.nodes.len())
+            .filter(|node| members.contains(&self.nodes[*node].id))
+            .collect();
+        let number = lineage.number().unwrap_or(0) + 1;
+        let id = self.rng.draw();
+        self.recover_with(&survivors, Lineage::Recovered { number, id });
+    }
+
+    fn recover_with(&mut self, survivors: &[usize], lineage: Lineage) {
         let ids = survivors.iter().map(|node| self.nodes[*node].id).collect();
         let mut config = Config::majority(ids);
         if self.rng.chance(300) {

@@ -365,6 +365,7 @@ impl World {
             return;
         }
         slot.life += 1;
+        slot.disk.open(slot.id);
         let member = Member::open(
             VOLUME,
             slot.id,

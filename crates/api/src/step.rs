@@ -43,6 +43,12 @@ steps! {
     ReplicaSuperblocksMade = "replica-superblocks-made",
     /// Provisioning: the directory has its final name, durably.
     ReplicaPublished = "replica-published",
+    /// In the process of a copy: its memory is whole again, as it was found or made anew; nothing was promised yet.
+    CopyMemoryMade = "copy-memory-made",
+    /// In the process of a copy: its superblock has a promise that its memory does not have yet.
+    CopyPromiseKept = "copy-promise-kept",
+    /// In the process of a copy: a length is durable in its superblock, and the flush behind it is not answered.
+    CopyLengthKept = "copy-length-kept",
     /// Several copies: the process of a copy runs.
     CopyServed = "copy-served",
     /// Several copies: the target runs, and its file is there.
@@ -138,6 +144,14 @@ impl Step {
         matches!(
             self,
             Step::SurvivorsServed | Step::CopyGivenUp | Step::RecoveryRecorded
+        )
+    }
+
+    /// Whether the step is taken in the process of a copy, and not in the service.
+    pub const fn is_of_a_copy(self) -> bool {
+        matches!(
+            self,
+            Step::CopyMemoryMade | Step::CopyPromiseKept | Step::CopyLengthKept
         )
     }
 

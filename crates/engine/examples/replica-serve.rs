@@ -5,11 +5,22 @@
 
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
+use trellis_api::step::{self, Step};
 use trellis_engine::drive::{Address, ReplicaServer, ReplicaSettings};
 use trellis_engine::replica::{Identity, Provisioning};
 use uuid::Uuid;
+
+static FATAL: OnceLock<Step> = OnceLock::new();
+
+/// Dies as `kill -9` would, at the step that the environment names.
+fn die_at(reached: Step) {
+    if FATAL.get() == Some(&reached) {
+        let _ = kill_process(getpid(), Signal::KILL);
+    }
+}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -35,6 +46,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         identity,
         provisioning,
     };
+    if let Ok(step) = std::env::var("DIES_AT") {
+        let step = Step::from_name(&step).ok_or("DIES_AT names no step")?;
+        let _ = FATAL.set(step);
+        step::install_hook(die_at);
+    }
     let server = ReplicaServer::start(settings, &address)?;
     println!("{}", server.address());
     std::io::stdin().read_to_end(&mut Vec::new())?;

@@ -239,16 +239,16 @@ pub enum Error {
         version: u32,
     },
 
-    /// Neither copy of a replica's meta data can be used.
+    /// A superblock says that a reader must know of something that this Trellis does not know.
     #[error(
-        "neither {} nor {} holds the meta data of its replica; restore one of them, or replace this \
-         replica (nothing was changed)", .path_a.display(), .path_b.display()
+        "superblock {} needs features that this Trellis does not know ({unknown:#x}); use the \
+         version that wrote it (nothing was changed)", .path.display()
     )]
-    MetaBad {
-        /// The first copy.
-        path_a: PathBuf,
-        /// The second copy.
-        path_b: PathBuf,
+    FeaturesUnknown {
+        /// The superblock.
+        path: PathBuf,
+        /// The unknown features, as bits.
+        unknown: u64,
     },
 
     /// The data file is gone.

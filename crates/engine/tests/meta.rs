@@ -8,9 +8,8 @@ use std::path::PathBuf;
 
 use common::*;
 use proptest::prelude::*;
-use trellis_engine::Error;
 use trellis_engine::proto::{
-    Config, Epoch, Geometry, Key, MetaChange, Promise, Region, SnapshotRecord, Stale, View,
+    Config, Epoch, Geometry, Key, Lineage, MetaChange, Promise, Region, SnapshotRecord, Stale, View,
 };
 use trellis_engine::replica::{MetaStore, Pool, Provisioning::*, Replica};
 use uuid::Uuid;
@@ -46,6 +45,13 @@ impl Home {
         MetaStore::open(&self.replica, GEOMETRY, view()).unwrap()
     }
 
+    /// As another process would find it.
+    fn reopened(&self) -> MetaStore {
+        let identity = identity(1);
+        let replica = Replica::open_served(&replica_dir(self.dir.path()), None, identity).unwrap();
+        MetaStore::open(&replica, GEOMETRY, view()).unwrap()
+    }
+
     fn file(&self, name: &str) -> PathBuf {
         replica_dir(self.dir.path()).join(name)
     }
@@ -58,6 +64,15 @@ fn keys() -> impl Strategy<Value = Key> {
     })
 }
 
+/// A promise is never taken back.
+fn rising(store: &MetaStore, change: &MetaChange) -> MetaChange {
+    let made = store.meta().promise;
+    MetaChange {
+        promise: change.promise.map(|promise| promise.max(made)),
+        ..change.clone()
+    }
+}
+
 fn changes() -> impl Strategy<Value = MetaChange> {
     let region = || (0..4u32).prop_map(Region);
     let stales = (keys(), any::<bool>()).prop_map(|(key, mixed)| Stale { key, mixed });
@@ -67,7 +82,7 @@ fn changes() -> impl Strategy<Value = MetaChange> {
         at,
     });
     (
-        prop::option::of(any::<(u64, u64)>()),
+        prop::option::of((0..1u64 << 44, any::<u64>())),
         prop::option::of(keys()),
         prop::option::of((9..20u64, any::<u64>())),
         prop::option::of(any::<u64>()),
@@ -104,7 +119,7 @@ proptest! {
         let home = Home::new();
         let mut store = home.open();
         for (count, change) in changes.iter().enumerate() {
-            store.persist(change).unwrap();
+            store.persist(&rising(&store, change)).unwrap();
             if count % 4 == 3 {
                 let before = store.meta().clone();
                 store = home.open();
@@ -128,12 +143,14 @@ proptest! {
         let mut store = home.open();
         let (last, earlier) = changes.split_last().unwrap();
         for change in earlier {
-            store.persist(change).unwrap();
+            store.persist(&rising(&store, change)).unwrap();
         }
         // A size is committed in the superblock first, so that it stays in any case.
-        let last = MetaChange { size: None, ..last.clone() };
+        let last = MetaChange { size: None, ..rising(&store, last) };
         let before = store.meta().clone();
         let old_log = fs::read(home.file("meta.log")).unwrap();
+        let superblocks = ["superblock.a", "superblock.b"].map(|name| home.file(name));
+        let kept = superblocks.each_ref().map(|path| fs::read(path).unwrap());
         store.persist(&last).unwrap();
         let after = store.meta().clone();
         drop(store);
@@ -148,7 +165,11 @@ proptest! {
             log.truncate(at);
         }
         fs::write(home.file("meta.log"), log).unwrap();
-        let found = home.open().meta().clone();
+        // Of a change that is not whole, the superblock was not told.
+        for (path, bytes) in superblocks.iter().zip(kept) {
+            fs::write(path, bytes).unwrap();
+        }
+        let found = home.reopened().meta().clone();
         prop_assert!(found == before, "{found:?} is neither {before:?} nor {after:?}");
     }
 
@@ -163,7 +184,7 @@ proptest! {
         let home = Home::new();
         let mut store = home.open();
         for change in &changes {
-            store.persist(change).unwrap();
+            store.persist(&rising(&store, change)).unwrap();
         }
         let before = store.meta().clone();
         drop(store);
@@ -177,17 +198,105 @@ proptest! {
     }
 }
 
-#[test]
-fn two_damaged_files_are_refused_and_not_made_anew() {
-    // Fails if a replica that has lost its promise starts as if it had never made one.
-    let home = Home::new();
-    drop(home.open());
-    for name in ["meta.a", "meta.b"] {
-        fs::write(home.file(name), [7; 100]).unwrap();
+/// What the meta data of a replica look like that can prove nothing.
+fn is_lost(store: &MetaStore) -> bool {
+    let meta = store.meta();
+    let all = meta.stamps.len();
+    meta.view.lineage == Lineage::Unknown
+        && meta.stale.len() == all
+        && meta
+            .stale
+            .values()
+            .all(|stale| stale.key == Key::NOTHING && stale.mixed)
+}
+
+fn promised(generation: u64) -> MetaChange {
+    let owner = 7;
+    MetaChange {
+        promise: Some(Promise { generation, owner }),
+        ..MetaChange::default()
     }
-    let error = MetaStore::open(&home.replica, GEOMETRY, view()).unwrap_err();
-    assert!(matches!(error, Error::MetaBad { .. }), "{error}");
-    assert_eq!(fs::read(home.file("meta.a")).unwrap(), [7; 100]);
+}
+
+fn damage(home: &Home, kind: usize) {
+    match kind {
+        0 => ["meta.a", "meta.b", "meta.log"]
+            .map(|name| fs::remove_file(home.file(name)).unwrap())
+            .into_iter()
+            .collect(),
+        1 => ["meta.a", "meta.b"]
+            .map(|name| fs::write(home.file(name), [7; 100]).unwrap())
+            .into_iter()
+            .collect(),
+        2 => ["meta.a", "meta.b", "meta.log"]
+            .map(|name| fs::write(home.file(name), []).unwrap())
+            .into_iter()
+            .collect(),
+        // Only what was changed since the files were written.
+        _ => fs::write(home.file("meta.log"), []).unwrap(),
+    }
+}
+
+#[test]
+fn a_replica_without_its_memory_keeps_its_promise_and_counts_for_nothing() {
+    // Fails if a replica that has lost its meta data starts as a new one, or forgets whom it obeys.
+    for kind in 0..4 {
+        let home = Home::new();
+        let mut store = home.open();
+        store.persist(&promised(3)).unwrap();
+        drop(store);
+        damage(&home, kind);
+        let store = home.open();
+        assert!(is_lost(&store), "damage {kind}: {:?}", store.meta());
+        let promise = store.meta().promise;
+        assert_eq!((promise.generation, promise.owner), (3, 7));
+        drop(store);
+        // It stays so until somebody has told it what counts.
+        assert!(is_lost(&home.open()), "damage {kind}");
+    }
+}
+
+#[test]
+fn meta_data_that_were_put_back_from_a_backup_do_not_count() {
+    // Fails if meta data that are whole, and older than what the replica has told others, are believed.
+    let names = ["meta.a", "meta.b", "meta.log"];
+    let home = Home::new();
+    let mut store = home.open();
+    store.persist(&promised(3)).unwrap();
+    let backup = names.map(|name| fs::read(home.file(name)).unwrap());
+    let durable = Key {
+        epoch: Epoch::first(3),
+        seq: 1,
+    };
+    let flushed = MetaChange {
+        durable: Some(durable),
+        ..MetaChange::default()
+    };
+    store.persist(&flushed).unwrap();
+    drop(store);
+    assert_eq!(home.open().meta().durable, durable);
+    for (name, bytes) in names.iter().zip(&backup) {
+        fs::write(home.file(name), bytes).unwrap();
+    }
+    assert!(is_lost(&home.open()));
+    // Nor do they when the replica has started anew with others.
+    for (name, bytes) in names.iter().zip(&backup) {
+        fs::write(home.file(name), bytes).unwrap();
+    }
+    assert!(is_lost(&home.open()));
+}
+
+#[test]
+fn what_was_half_made_and_never_promised_anything_is_made_again() {
+    // Fails if a first start that was killed in the middle leaves a replica that is of no use.
+    for kind in 0..3 {
+        let home = Home::new();
+        drop(home.open());
+        damage(&home, kind);
+        let store = home.open();
+        assert_eq!(store.meta().durable, Key::FRESH, "damage {kind}");
+        assert!(store.meta().stale.is_empty(), "damage {kind}");
+    }
 }
 
 #[test]

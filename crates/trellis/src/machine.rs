@@ -19,7 +19,7 @@ use trellis_control::agent::machine::{
 };
 use trellis_control::usage::{Fill, Gauge};
 use trellis_control::view::now;
-use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
+use trellis_engine::replica::{Identity, Pool, Provisioning, Purpose, Replica};
 use trellis_node::sys::block::DeviceNumber;
 use trellis_node::sys::{loopdev, mountinfo};
 use trellis_node::volume::{Carrier, Fault};
@@ -346,8 +346,13 @@ impl Machine for ThisMachine {
         let identity = identity(place)?;
         let about = place.about.as_ref().map(text_of);
         let made = self.with_pool(&place.pool, place.pool_id.as_deref(), |pool| {
+            let purpose = if place.served {
+                Purpose::Served
+            } else {
+                Purpose::InPlace
+            };
             let (name, how) = (&place.name, provisioning(place));
-            pool.create_described(name, identity, size, how, about.as_deref())
+            pool.create_for(name, identity, size, how, purpose, about.as_deref())
                 .map_err(store_hold)
         })?;
         found(&made)

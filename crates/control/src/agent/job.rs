@@ -282,6 +282,7 @@ fn replica_job(
         replica_id: object.identity(),
         thick: object.spec.thick,
         about: about(view, object),
+        served: view.is_replicated(),
     };
     let measured = was_measured(view, object);
     // A replica goes with its volume, which goes only when its claim was deleted, and says so in `discard`. One that

@@ -33,6 +33,8 @@ pub struct ReplicaPlace {
     pub thick: bool,
     /// What the copy shall say about itself in its own directory; none if its volume is not known.
     pub about: Option<About>,
+    /// Whether a process of its own serves it.
+    pub served: bool,
 }
 
 /// A volume in use on this machine, whoever uses it.

@@ -322,11 +322,15 @@ fn work_on_meta(
 }
 
 fn sync_data(replica: &Replica) -> DiskResult {
-    match replica.data().sync_data() {
+    match replica.sync() {
         Ok(()) => DiskResult::Done,
         Err(error) => {
             let path = replica.data_path();
-            tracing::warn!("could not sync {}: {error}", path.display());
+            tracing::warn!(
+                "could not sync {}: {}",
+                path.display(),
+                super::in_full(&error)
+            );
             DiskResult::Failed
         }
     }

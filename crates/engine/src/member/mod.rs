@@ -283,6 +283,8 @@ impl Member {
         meta: Meta,
         note: Option<Key>,
     ) -> Member {
+        // A note says how far the bytes are in the history that the meta data know.
+        let note = note.filter(|_| !meta.is_lost());
         let applied = note.map_or(meta.durable, |note| note.max(meta.durable));
         Member {
             volume,

@@ -259,6 +259,29 @@ impl Meta {
         }
     }
 
+    /// What a replica knows that has lost its memory: nothing that it holds counts.
+    pub fn lost(geometry: Geometry, size: u64, replica: ReplicaId) -> Meta {
+        let nothing = Stale {
+            key: Key::NOTHING,
+            mixed: true,
+        };
+        let view = View {
+            lineage: Lineage::Unknown,
+            ..View::blank(replica)
+        };
+        let regions = (0..).map(Region).take(geometry.regions(size));
+        Meta {
+            durable: Key::NOTHING,
+            stale: regions.map(|region| (region, nothing)).collect(),
+            ..Meta::fresh(geometry, size, view)
+        }
+    }
+
+    /// Whether the replica has lost its memory, and nobody has told it since what counts.
+    pub fn is_lost(&self) -> bool {
+        self.view.lineage == Lineage::Unknown
+    }
+
     /// Applies a change, as the disk does when it makes it durable.
     pub fn update(&mut self, geometry: Geometry, change: &MetaChange) {
         if change.forget {

@@ -74,6 +74,23 @@ impl Dir {
         Ok(File::from(fd))
     }
 
+    /// Makes the file of that name with these bytes, durably, in the place of whatever was there. A crash leaves the old
+    /// file or the new one. The caller syncs the directory.
+    pub(super) fn replace_file(&self, name: &str, bytes: &[u8]) -> Result<File> {
+        let making = format!("{name}.making");
+        self.remove_file(&making)?;
+        let file = self.make_file(&making)?;
+        let path = self.path.join(&making);
+        std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).map_err(|source| Error::Io {
+            doing: "write",
+            path: path.clone(),
+            source,
+        })?;
+        sync_data(&file, &path)?;
+        self.rename(&making, name)?;
+        Ok(file)
+    }
+
     /// Opens the plain file of that name for reading and writing, if there is one.
     pub(super) fn file(&self, name: &str) -> Result<Option<File>> {
         self.open_file(name, OFlags::RDWR)
@@ -263,6 +280,15 @@ pub(crate) fn punch(file: &File, offset: u64, length: u64) -> std::result::Resul
 pub(crate) fn zero(file: &File, offset: u64, length: u64) -> std::result::Result<(), Errno> {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     uninterrupted(|| rustix::fs::fallocate(file, flags, offset, length))
+}
+
+/// Whether something was ever written to a file. Space that was only set aside is no data.
+pub(super) fn has_data(file: &File, path: &Path) -> Result<bool> {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)) {
+        Ok(_) => Ok(true),
+        Err(Errno::NXIO) => Ok(false),
+        Err(errno) => Err(failed("look for data in", path)(errno)),
+    }
 }
 
 /// Makes a file's bytes, and as much of its metadata as is needed to read them, durable.

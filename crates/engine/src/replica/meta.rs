@@ -25,6 +25,16 @@
 //! already in the files, and are passed over; and if a new block overwrites the first of them, the remains
 //! behind it do not have the number that follows. Flaws in one of the two files cost nothing at any time.
 //!
+//! **What must be there** stands in the superblock, where the identity is: the last promise, which is committed there
+//! before it is written here, and the number of the last change. The number is written with every change and
+//! without a sync, after the change is durable: so it is never ahead of what a power loss leaves, and a process that
+//! dies leaves it exact. Meta data that are missing, cut or older than that were lost, by a disk or by a person who
+//! restored a file. A replica without its memory may hold anything; it starts with *all* of its regions stale, in
+//! no history ([`Lineage::Unknown`]), and has no vote until it was repaired from the others. Only a
+//! replica that never promised anything to anybody is made again as if it were new.
+//!
+//! The files are made under another name, synced and renamed, so that what has its name is whole.
+//!
 //! The size is the superblock's business: a larger one is committed there first, and whoever opens takes
 //! the larger of the two.
 
@@ -34,15 +44,17 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use trellis_api::Bytes;
+use trellis_api::step::{self, Step};
 
 use super::dir::{Dir, facts, sync_data};
-use super::{Provisioning, Replica};
-use crate::proto::{Geometry, Meta, MetaChange, View};
+use super::{Identity, Provisioning, Replica};
+use crate::proto::{Geometry, Lineage, Meta, MetaChange, View};
 use crate::wire::stored;
 use crate::{Error, Result};
 
 const FILES: [&str; 2] = ["meta.a", "meta.b"];
 const LOG: &str = "meta.log";
+const PATHS: [&str; 3] = [FILES[0], FILES[1], LOG];
 const MAGIC: [u8; 4] = *b"TRLM";
 const HEAD: usize = 20;
 
@@ -155,37 +167,68 @@ pub(super) fn known_view(dir: &Dir) -> Result<Option<View>> {
         }
         rest = after;
     }
-    Ok(Some(view))
+    // One that never took part knows only itself, and one that has lost its memory nobody.
+    let says = !view.is_blank() && view.lineage != Lineage::Unknown;
+    Ok(says.then_some(view))
+}
+
+/// What was found of the meta data.
+struct Recovered {
+    sequence: u64,
+    meta: Meta,
+    log_length: u64,
 }
 
 impl MetaStore {
-    /// Opens the meta data of a replica. One that has none gets those of a new replica in that view.
+    /// Opens the meta data of a replica. One that never served gets those of a new replica in that view; one that has
+    /// lost its memory those of a replica that can prove nothing.
     pub fn open(replica: &Replica, geometry: Geometry, view: View) -> Result<MetaStore> {
         let dir = &replica.shared.dir;
-        let fresh = Meta::fresh(geometry, replica.size().get(), view);
-        let any = FILES
-            .iter()
-            .map(|name| dir.file_read_only(name))
-            .collect::<Result<Vec<_>>>()?;
-        let is_new = any.iter().all(Option::is_none) && dir.file_read_only(LOG)?.is_none();
-        let [a, b] = FILES;
-        let files = [open_or_make(dir, a)?, open_or_make(dir, b)?];
+        let size = replica.size().get();
+        let kept = replica.kept();
+        let found = find(dir, geometry)?;
+        let number = found.as_ref().map_or(0, |found| found.sequence);
+        let is_new = found.is_none()
+            && match kept.has_served {
+                Some(has_served) => !has_served,
+                // An earlier format does not say. Whoever was never written to has nothing to forget.
+                None => !replica.has_data()?,
+            };
+        let sound = found.filter(|_| !kept.is_cut && number >= kept.meta_sequence);
+        let (sequence, mut meta, log_length, is_whole) = match sound {
+            Some(found) => (found.sequence, found.meta, found.log_length, true),
+            None if is_new => (1, Meta::fresh(geometry, size, view), 0, false),
+            None => {
+                tracing::warn!(
+                    replica = replica.name(),
+                    found = number,
+                    expected = kept.meta_sequence,
+                    "the copy has lost its memory; everything in it has to be repaired from others"
+                );
+                let sequence = number.max(kept.meta_sequence) + 1;
+                let lost = Meta::lost(geometry, size, replica.identity().replica);
+                (sequence, lost, 0, false)
+            }
+        };
+        meta.promise = meta.promise.max(kept.promise);
+        let files = if is_whole {
+            open_all(dir, &meta, sequence)?
+        } else {
+            make_all(dir, &meta, sequence)?
+        };
+        let [a, b, log] = files;
         let mut store = MetaStore {
             replica: replica.clone(),
             geometry,
             provisioning: Provisioning::Thin,
-            files,
-            log: open_or_make(dir, LOG)?,
-            paths: [dir.join(a), dir.join(b), dir.join(LOG)],
-            log_length: 0,
-            sequence: 1,
-            meta: fresh,
+            files: [a, b],
+            log,
+            paths: PATHS.map(|name| dir.join(name)),
+            log_length,
+            sequence,
+            meta,
         };
-        if !is_new {
-            store.recover()?;
-        }
         store.fill_log()?;
-        let size = replica.size().get();
         if store.meta.size < size {
             let version = store.meta.size_version;
             let larger = MetaChange {
@@ -196,6 +239,9 @@ impl MetaStore {
         }
         store.rewrite()?;
         dir.sync()?;
+        step::reached(Step::CopyMemoryMade);
+        replica.mend_cut()?;
+        replica.keep(store.meta.promise, store.sequence)?;
         Ok(store)
     }
 
@@ -204,28 +250,6 @@ impl MetaStore {
     pub fn provisioned(mut self, provisioning: Provisioning) -> MetaStore {
         self.provisioning = provisioning;
         self
-    }
-
-    fn recover(&mut self) -> Result<()> {
-        // What a dead process wrote may be in memory only. Nothing of that may be believed.
-        for (file, path) in self.files.iter().chain([&self.log]).zip(&self.paths) {
-            sync_data(file, path)?;
-        }
-        let found: Vec<Option<(u64, Meta)>> = (0..2)
-            .map(|slot| Ok(snapshot(&self.read(slot)?)))
-            .collect::<Result<_>>()?;
-        let newest = found
-            .into_iter()
-            .flatten()
-            .max_by_key(|(number, _)| *number);
-        let Some((sequence, meta)) = newest else {
-            let [path_a, path_b, _] = self.paths.clone();
-            return Err(Error::MetaBad { path_a, path_b });
-        };
-        self.meta = meta;
-        let log = self.read(2)?;
-        (self.sequence, self.log_length) = replay(self.geometry, &mut self.meta, sequence, &log);
-        Ok(())
     }
 
     fn file(&self, index: usize) -> &File {
@@ -239,15 +263,6 @@ impl MetaStore {
             path,
             source,
         }
-    }
-
-    fn read(&self, index: usize) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let mut file = self.file(index);
-        io::Seek::rewind(&mut file).map_err(self.fail("read", index))?;
-        file.read_to_end(&mut bytes)
-            .map_err(self.fail("read", index))?;
-        Ok(bytes)
     }
 
     fn write(&self, index: usize, bytes: &[u8], at: u64) -> Result<()> {
@@ -289,6 +304,10 @@ impl MetaStore {
 
     /// Makes a change durable. After an error nobody knows whether it is: open the store again.
     pub fn persist(&mut self, change: &MetaChange) -> Result<()> {
+        if let Some(promise) = change.promise {
+            self.replica.keep(promise, self.sequence)?;
+            step::reached(Step::CopyPromiseKept);
+        }
         if let Some((size, _)) = change.size
             && size > self.replica.size().get()
         {
@@ -303,13 +322,85 @@ impl MetaStore {
         }
         self.sequence += 1;
         self.meta.update(self.geometry, change);
-        if fits { Ok(()) } else { self.rewrite() }
+        if !fits {
+            self.rewrite()?;
+        }
+        self.replica.keep_sequence(self.sequence);
+        Ok(())
     }
 }
 
-fn open_or_make(dir: &Dir, name: &str) -> Result<File> {
-    match dir.file(name)? {
-        Some(file) => Ok(file),
-        None => dir.make_file(name),
+/// The meta data that count, if any are whole.
+fn find(dir: &Dir, geometry: Geometry) -> Result<Option<Recovered>> {
+    let mut bytes = Vec::with_capacity(PATHS.len());
+    for name in PATHS {
+        bytes.push(match dir.file(name)? {
+            Some(file) => {
+                // What a dead process wrote may be in memory only. Nothing of that may be believed.
+                sync_data(&file, &dir.join(name))?;
+                read_all(&file, dir, name)?
+            }
+            None => Vec::new(),
+        });
     }
+    let [a, b, log] = &bytes[..] else {
+        return Ok(None);
+    };
+    let newest = [snapshot(a), snapshot(b)].into_iter().flatten();
+    let newest = newest.max_by_key(|(number, _)| *number);
+    Ok(newest.map(|(sequence, mut meta)| {
+        let (sequence, log_length) = replay(geometry, &mut meta, sequence, log);
+        Recovered {
+            sequence,
+            meta,
+            log_length,
+        }
+    }))
+}
+
+fn read_all(mut file: &File, dir: &Dir, name: &str) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(|source| Error::Io {
+        doing: "read",
+        path: dir.join(name),
+        source,
+    })?;
+    Ok(bytes)
+}
+
+/// Opens the three files; one that is missing is made from what is known.
+fn open_all(dir: &Dir, meta: &Meta, sequence: u64) -> Result<[File; 3]> {
+    let [a, b] = FILES;
+    let open = |name: &str, bytes: &dyn Fn() -> Vec<u8>| match dir.file(name)? {
+        Some(file) => Ok(file),
+        None => dir.replace_file(name, &bytes()),
+    };
+    let whole = || padded(meta, sequence);
+    Ok([open(a, &whole)?, open(b, &whole)?, open(LOG, &Vec::new)?])
+}
+
+/// Makes the three files, in the place of whatever was there.
+fn make_all(dir: &Dir, meta: &Meta, sequence: u64) -> Result<[File; 3]> {
+    let [a, b] = FILES;
+    let bytes = padded(meta, sequence);
+    let files = [
+        dir.replace_file(a, &bytes)?,
+        dir.replace_file(b, &bytes)?,
+        dir.replace_file(LOG, &vec![0; usize::try_from(LOG_BYTES).unwrap_or(0)])?,
+    ];
+    dir.sync()?;
+    Ok(files)
+}
+
+/// Makes the meta data of a replica that is being made. The caller syncs the directory.
+pub(super) fn make(dir: &Dir, identity: Identity, size: Bytes) -> Result<()> {
+    let view = View::blank(identity.replica);
+    let meta = Meta::fresh(Geometry::STANDARD, size.get(), view);
+    make_all(dir, &meta, 1).map(drop)
+}
+
+fn padded(meta: &Meta, sequence: u64) -> Vec<u8> {
+    let mut bytes = block(sequence, &stored::put_meta(meta));
+    bytes.resize(bytes.len().next_multiple_of(FILE_STEP), 0);
+    bytes
 }

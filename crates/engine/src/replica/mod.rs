@@ -3,7 +3,7 @@
 //! ```text
 //! POOL/lock                          flock: one owner a pool
 //! POOL/pool-id                       a UUID: which pool this is, whatever its path
-//! POOL/replicas/NAME/superblock.a    4 KiB: identity, size, sequence, CRC32C
+//! POOL/replicas/NAME/superblock.a    4 KiB: identity, size, what its memory must be, sequence, CRC32C
 //! POOL/replicas/NAME/superblock.b    4 KiB: the same, or one size older
 //! POOL/replicas/NAME/data            the bytes: a plain sparse file
 //! POOL/replicas/NAME/about.json      whose volume and claim it is, readable without a store (module `survey`)
@@ -48,8 +48,9 @@
 //! its length was not synced. It is then extended again when the replica is opened. No byte is lost
 //! by that: a byte in the new range is acknowledged as durable only after a sync of `data`, and that
 //! sync makes the length durable with it. A superblock remembers to what length `data` has been
-//! synced by this module; a file shorter than *that* was cut by something else, and is refused
-//! rather than padded with zeros that nobody wrote.
+//! synced by this module, which a served replica raises before it answers the first flush after a growth.
+//! A file shorter than *that* was cut by something else. It is refused rather than padded with zeros that nobody
+//! wrote; a served replica, which has others to be repaired from, forgets first what it held (module `meta`).
 //!
 //! The second, unsynced write never endangers the first: it goes to the slot that did not commit,
 //! and the next growth commits by overwriting that same slot. The slot that committed last is not
@@ -150,6 +151,15 @@ pub enum Provisioning {
     Thin,
     /// When it is promised: every block is allocated before the size is raised.
     Thick,
+}
+
+/// How the bytes of a replica are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Where they lie, as the only copy of a volume.
+    InPlace,
+    /// By a process that serves it, as a copy of several. Its memory is made with it.
+    Served,
 }
 
 /// What a growth has done.

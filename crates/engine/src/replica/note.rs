@@ -6,7 +6,8 @@
 //!
 //! It is written without a sync, before anybody is told that the bytes are there. It survives the
 //! process as the bytes do: in the kernel's memory. When that is lost, both may be, and not together;
-//! so a note of another run of the kernel does not count, and the durable key does.
+//! so a note of another run of the kernel does not count, and the durable key does. A note that is missing or
+//! damaged is as one of another run: what was flushed is proven without it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use uuid::Uuid;
 
 use super::Replica;
+use super::dir::Dir;
 use crate::proto::{Epoch, Key};
 use crate::{Error, Result};
 
@@ -38,7 +40,11 @@ impl NoteFile {
         let path = dir.join(NOTE);
         let file = match dir.file(NOTE)? {
             Some(file) => file,
-            None => dir.make_file(NOTE)?,
+            None => {
+                let file = make(dir)?;
+                dir.sync()?;
+                file
+            }
         };
         let boot = boot_id()?;
         let mut bytes = [0; LENGTH];
@@ -60,6 +66,12 @@ impl NoteFile {
                 source,
             })
     }
+}
+
+/// Makes a note that says nothing, in the place of whatever was there. It has its block then, also on a pool that
+/// fills up. The caller syncs the directory.
+pub(super) fn make(dir: &Dir) -> Result<File> {
+    dir.replace_file(NOTE, &encode(Key::NOTHING, Uuid::nil()))
 }
 
 fn encode(key: Key, boot: Uuid) -> [u8; LENGTH] {

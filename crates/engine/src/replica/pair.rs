@@ -158,6 +158,18 @@ impl Pair {
         Ok(())
     }
 
+    /// Writes `next` without waiting for the disk. It survives this process; after a power loss the last commit may
+    /// count again. It goes to the slot that the next commit overwrites.
+    pub(super) fn note(&mut self, next: Superblock) -> Result<()> {
+        assert!(
+            next.sequence > self.superblock.sequence,
+            "superblocks must follow each other"
+        );
+        self.write(self.committed.other(), &next)?;
+        self.superblock = next;
+        Ok(())
+    }
+
     /// Writes the superblock that counts into the other slot as well, without waiting for the disk.
     /// From then on a flaw in either slot costs nothing.
     pub(super) fn mirror(&self) {
@@ -170,7 +182,7 @@ impl Pair {
         }
     }
 
-    /// The superblock that counts, as last committed or recovered.
+    /// The superblock that counts, as last committed, noted or recovered.
     pub(super) fn superblock(&self) -> &Superblock {
         &self.superblock
     }
@@ -245,11 +257,20 @@ pub(super) fn choose(dir: &Dir, replica: &str, slots: &Slots) -> Result<(Slot, S
     // A later Trellis was here. What it wrote beside its superblocks is unknown to us, so that an
     // older superblock in the other slot must not be believed either.
     for (slot, path) in slots.iter().zip([&path_a, &path_b]) {
-        if let Err(Fault::Version { version }) = slot {
-            return Err(Error::FormatUnknown {
-                path: path.clone(),
-                version: *version,
-            });
+        match slot {
+            Err(Fault::Version { version }) => {
+                return Err(Error::FormatUnknown {
+                    path: path.clone(),
+                    version: *version,
+                });
+            }
+            Err(Fault::Features { unknown }) => {
+                return Err(Error::FeaturesUnknown {
+                    path: path.clone(),
+                    unknown: *unknown,
+                });
+            }
+            _ => {}
         }
     }
     match slots {

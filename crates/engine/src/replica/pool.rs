@@ -18,7 +18,7 @@ use super::name::{self, Entry};
 use super::pair::committed;
 use super::store::{DATA, Owner, Replica, Shared};
 use super::survey::{Surveyed, look, read_about, write_about, write_first_about};
-use super::{Identity, Provisioning, REPLICAS_MAX, validate_size};
+use super::{Identity, Provisioning, Purpose, REPLICAS_MAX, validate_size};
 use crate::{Error, Result};
 
 const LOCK: &str = "lock";
@@ -186,16 +186,18 @@ impl Pool {
         size: Bytes,
         provisioning: Provisioning,
     ) -> Result<Replica> {
-        self.create_described(name, identity, size, provisioning, None)
+        self.create_for(name, identity, size, provisioning, Purpose::InPlace, None)
     }
 
-    /// As [`Pool::create`], and a replica that is made says this about itself from its first moment on.
-    pub fn create_described(
+    /// As [`Pool::create`], and says how it will be used; a replica that is made also says this about itself from its
+    /// first moment on. One that is found made is left as it is: what a served one lacks is made by its first start.
+    pub fn create_for(
         &self,
         name: &str,
         identity: Identity,
         size: Bytes,
         provisioning: Provisioning,
+        purpose: Purpose,
         about: Option<&[u8]>,
     ) -> Result<Replica> {
         name::validate(name)?;
@@ -227,7 +229,7 @@ impl Pool {
             if let Some(about) = about {
                 write_first_about(dir, about)?;
             }
-            Replica::build(dir, name, identity, size, provisioning)
+            Replica::build(dir, name, identity, size, provisioning, purpose)
         });
         if let Err(error) = built {
             // What was begun takes space. If this fails too, the next creation or opening cleans up.

@@ -9,10 +9,11 @@ use rustix::io::Errno;
 use trellis_api::Bytes;
 use trellis_api::step::{self, Step};
 
-use super::dir::{Dir, FileFacts, allocate, extend, facts, failed, punch, sync_data};
+use super::dir::{Dir, FileFacts, allocate, extend, facts, failed, has_data, punch, sync_data};
 use super::pair::Pair;
 use super::superblock::Superblock;
-use super::{BLOCK, Identity, Outcome, Provisioning, validate_size};
+use super::{BLOCK, Identity, Outcome, Provisioning, Purpose, meta, note, validate_size};
+use crate::proto::Promise;
 use crate::{Error, Result};
 
 pub(super) const DATA: &str = "data";
@@ -50,6 +51,8 @@ struct State {
     removed: bool,
     /// Up to where space was set aside behind the end of the data file.
     reserved: Bytes,
+    /// The data file was found shorter than it was durable, and has not been extended.
+    is_cut: bool,
 }
 
 /// What a replica measures.
@@ -77,6 +80,7 @@ impl Replica {
         identity: Identity,
         size: Bytes,
         provisioning: Provisioning,
+        purpose: Purpose,
     ) -> Result<()> {
         let data = dir.make_file(DATA)?;
         let data_path = dir.join(DATA);
@@ -87,6 +91,10 @@ impl Replica {
         sync_data(&data, &data_path)?;
         step::reached(Step::ReplicaDataMade);
         Pair::create(dir, Superblock::first(identity, size))?;
+        if purpose == Purpose::Served {
+            meta::make(dir, identity, size)?;
+            note::make(dir)?;
+        }
         dir.sync()?;
         step::reached(Step::ReplicaSuperblocksMade);
         Ok(())
@@ -101,20 +109,21 @@ impl Replica {
         let data = dir.file(DATA)?.ok_or_else(|| Error::DataAbsent {
             path: data_path.clone(),
         })?;
-        let pair = match &owner {
-            Owner::Server => recover_pair(&dir, name, &data, &data_path)?,
+        let (pair, is_cut) = match &owner {
+            Owner::Server => recover_pair(&dir, name, &data, &data_path, true)?,
             Owner::Pool(_) if dir.try_lock()? => {
-                let pair = recover_pair(&dir, name, &data, &data_path);
+                let pair = recover_pair(&dir, name, &data, &data_path, false);
                 dir.unlock();
                 pair?
             }
-            Owner::Pool(_) => Pair::look(&dir, name)?,
+            Owner::Pool(_) => (Pair::look(&dir, name)?, false),
         };
         let identity = pair.superblock().identity;
         let state = Mutex::new(State {
             pair,
             removed: false,
             reserved: Bytes::ZERO,
+            is_cut,
         });
         let shared = Shared {
             name: name.to_owned(),
@@ -185,7 +194,9 @@ impl Replica {
         // After a commit that failed, the disk may show a superblock of which nobody knows whether
         // it would survive a power loss. What was committed is the most that can be promised.
         let committed = state.pair.superblock();
-        refuse_cut(&self.shared.data_path, data, committed.data_synced)?;
+        if committed.has_served() != Some(true) {
+            refuse_cut(&self.shared.data_path, data, committed.data_synced)?;
+        }
         let superblock = read.size.min(committed.size);
         Ok(Measure { superblock, data })
     }
@@ -249,6 +260,78 @@ impl Replica {
         &self.shared.data
     }
 
+    /// Makes everything that was written durable, and with the first sync of a part that was grown also that it was.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let shared = &*self.shared;
+        // The data file has had this length since before the superblock said so.
+        let size = shared.state().pair.superblock().size;
+        sync_data(&shared.data, &shared.data_path)?;
+        let mut state = shared.state();
+        let current = *state.pair.superblock();
+        if current.data_synced < size {
+            let next = current.followed(|next| next.data_synced = size);
+            state.pair.commit(next)?;
+            step::reached(Step::CopyLengthKept);
+            state.pair.mirror();
+        }
+        Ok(())
+    }
+
+    /// What the superblock says of the replica's memory.
+    pub(super) fn kept(&self) -> Kept {
+        let state = self.shared.state();
+        let superblock = state.pair.superblock();
+        let memory = superblock.memory.unwrap_or_default();
+        Kept {
+            has_served: superblock.has_served(),
+            promise: Promise {
+                generation: superblock.generation,
+                owner: memory.owner,
+            },
+            meta_sequence: memory.meta_sequence,
+            is_cut: state.is_cut,
+        }
+    }
+
+    /// Keeps what must be remembered where the identity is, durably.
+    pub(super) fn keep(&self, promise: Promise, meta_sequence: u64) -> Result<()> {
+        let mut state = self.shared.state();
+        let next = remembering(state.pair.superblock(), Some(promise), meta_sequence);
+        state.pair.commit(next)?;
+        state.pair.mirror();
+        Ok(())
+    }
+
+    /// Keeps the number of the last change of the meta data, without waiting for the disk: after a power loss an
+    /// earlier number may be found, which only makes the check weaker.
+    pub(super) fn keep_sequence(&self, meta_sequence: u64) {
+        let mut state = self.shared.state();
+        let next = remembering(state.pair.superblock(), None, meta_sequence);
+        if let Err(error) = state.pair.note(next) {
+            tracing::debug!("{error}");
+        }
+    }
+
+    /// Whether something was ever written to the data file.
+    pub(super) fn has_data(&self) -> Result<bool> {
+        has_data(&self.shared.data, &self.shared.data_path)
+    }
+
+    /// Extends a data file that was cut. What it held has been forgotten, durably.
+    pub(super) fn mend_cut(&self) -> Result<()> {
+        let shared = &*self.shared;
+        let mut state = shared.state();
+        if std::mem::take(&mut state.is_cut) {
+            extend(
+                &shared.data,
+                &shared.data_path,
+                state.pair.superblock().size,
+            )?;
+            sync_data(&shared.data, &shared.data_path)?;
+        }
+        Ok(())
+    }
+
     /// Sets space aside for a growth to `to`. A thin replica promises no space; it only has to be able
     /// to have that length.
     pub(crate) fn reserve(&self, to: Bytes, provisioning: Provisioning) -> Result<()> {
@@ -271,6 +354,30 @@ impl Replica {
         }
         Ok(())
     }
+}
+
+/// What the superblock says of a replica's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    /// Whether a coordinator was promised something; nothing is known of a replica of an earlier format.
+    pub(super) has_served: Option<bool>,
+    /// The last promise.
+    pub(super) promise: Promise,
+    /// The number of the last change of the meta data, at least.
+    pub(super) meta_sequence: u64,
+    /// The data file was cut, and has not been mended.
+    pub(super) is_cut: bool,
+}
+
+fn remembering(current: &Superblock, promise: Option<Promise>, meta_sequence: u64) -> Superblock {
+    current.followed(|next| {
+        let memory = next.memory.get_or_insert_default();
+        memory.meta_sequence = memory.meta_sequence.max(meta_sequence);
+        if let Some(promise) = promise.filter(|promise| promise.generation >= current.generation) {
+            next.generation = promise.generation;
+            memory.owner = promise.owner;
+        }
+    })
 }
 
 /// Asks whether a file may have that length, by a hole behind its end, which changes nothing.
@@ -347,7 +454,8 @@ impl Shared {
         };
         let turn = Turn(locked);
         if locked.is_some() && state.pair.is_behind() {
-            state.pair = recover_pair(&self.dir, &self.name, &self.data, &self.data_path)?;
+            (state.pair, _) =
+                recover_pair(&self.dir, &self.name, &self.data, &self.data_path, false)?;
         }
         Ok(Some(turn))
     }
@@ -374,20 +482,40 @@ impl Drop for Turn<'_> {
 }
 
 /// The superblocks as a crash, a disk or a person may have left them, made whole, and the data file
-/// as long as they say.
-fn recover_pair(dir: &Dir, name: &str, data: &File, data_path: &Path) -> Result<Pair> {
+/// as long as they say. Says whether the data file was cut: then it is left as it is.
+///
+/// A copy of several that was cut has others to be repaired from. Whoever `serves` it forgets first what it held,
+/// and only then extends the file ([`Replica::mend_cut`]).
+fn recover_pair(
+    dir: &Dir,
+    name: &str,
+    data: &File,
+    data_path: &Path,
+    serves: bool,
+) -> Result<(Pair, bool)> {
     let length = facts(data, data_path)?.length;
+    let mut is_cut = false;
     let pair = Pair::recover(dir, name, |superblock| {
+        let has_others = match superblock.has_served() {
+            Some(has_served) => has_served,
+            None => serves,
+        };
+        is_cut = length < superblock.data_synced && has_others;
+        if is_cut {
+            let expected = superblock.data_synced;
+            tracing::warn!(replica = name, %length, %expected, "the data file was cut");
+            return Ok(());
+        }
         refuse_cut(data_path, length, superblock.data_synced)
     })?;
     let size = pair.superblock().size;
-    if length < size {
+    if length < size && !is_cut {
         // The length of a thin growth had not reached the disk. Neither had any byte there, as
-        // a sync of such a byte would have taken the length along.
+        // a sync of such a byte would have taken the length along, and the superblock with it.
         tracing::info!(replica = name, %length, %size, "extended the data file to its size again");
         extend(data, data_path, size)?;
     }
-    Ok(pair)
+    Ok((pair, is_cut))
 }
 
 /// A data file that is shorter than this store has left it has lost bytes of the volume. To extend

@@ -17,7 +17,12 @@ use super::{BLOCK, Identity, validate_size};
 pub(super) const LENGTH: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"TRELLISR";
-const VERSION: u32 = 1;
+/// The first format. It does not say what the replica's memory must be; everything else is in the same place.
+const VERSION_WITHOUT_MEMORY: u32 = 1;
+const VERSION: u32 = 2;
+
+/// What a reader must know of to make sense of a replica. A reader that does not know all of it refuses.
+const FEATURES_KNOWN: u64 = 0;
 
 /// Counters stay below this, so that adding one cannot overflow. Nobody counts that far; a block
 /// that claims to have is nonsense.
@@ -25,7 +30,7 @@ const COUNTER_MAX: u64 = 1 << 62;
 
 const _: () = assert!(size_of::<OnDisk>() == LENGTH && BLOCK.get() == 4096);
 
-/// Format version 1. All numbers are little-endian. The checksum is the CRC32C of the whole block
+/// Format version 2, and version 1 with zeros behind the slot. All numbers are little-endian. The checksum is the CRC32C of the whole block
 /// with the checksum's own field zero.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -41,7 +46,11 @@ struct OnDisk {
     data_synced: U64,
     sequence: U64,
     slot: u8,
-    reserved: [u8; LENGTH - 89],
+    padding: [u8; 7],
+    features: U64,
+    owner: U64,
+    meta_sequence: U64,
+    reserved: [u8; LENGTH - 120],
 }
 
 /// Which of the two superblocks.
@@ -96,6 +105,17 @@ pub(super) struct Superblock {
     pub(super) data_synced: Bytes,
     /// Counts superblocks. The same number in both slots means the same superblock in both.
     pub(super) sequence: u64,
+    /// What the replica's memory must be. Nothing is known of one that an earlier format has left.
+    pub(super) memory: Option<Memory>,
+}
+
+/// What a replica must be found to remember: meta data that are older, or not there, were lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Memory {
+    /// Which coordinator of the generation it obeys.
+    pub(super) owner: u64,
+    /// The number of the last change of the meta data, at least.
+    pub(super) meta_sequence: u64,
 }
 
 impl Superblock {
@@ -108,6 +128,7 @@ impl Superblock {
             size,
             data_synced: size,
             sequence: 1,
+            memory: Some(Memory::default()),
         }
     }
 
@@ -123,14 +144,32 @@ impl Superblock {
         }
     }
 
+    /// The superblock that follows this one when nothing but these fields changes.
+    pub(super) fn followed(&self, change: impl FnOnce(&mut Superblock)) -> Superblock {
+        let mut next = *self;
+        change(&mut next);
+        next.sequence = self.sequence + 1;
+        next
+    }
+
+    /// Whether a coordinator was promised something: then there is a memory to lose. Nothing is known of a replica
+    /// that an earlier format has left.
+    pub(super) fn has_served(&self) -> Option<bool> {
+        self.memory.map(|_| self.generation > 0)
+    }
+
     pub(super) fn encode(&self, slot: Slot) -> [u8; LENGTH] {
         assert!(
             self.nonsense().is_none(),
             "a superblock was about to be written that cannot be read"
         );
+        let memory = self.memory.unwrap_or_default();
         let mut block = OnDisk {
             magic: MAGIC,
-            version: U32::new(VERSION),
+            version: U32::new(match self.memory {
+                Some(_) => VERSION,
+                None => VERSION_WITHOUT_MEMORY,
+            }),
             checksum: U32::ZERO,
             volume: self.identity.volume.into_bytes(),
             replica: self.identity.replica.into_bytes(),
@@ -140,6 +179,10 @@ impl Superblock {
             data_synced: U64::new(self.data_synced.get()),
             sequence: U64::new(self.sequence),
             slot: slot.mark(),
+            padding: [0; 7],
+            features: U64::ZERO,
+            owner: U64::new(memory.owner),
+            meta_sequence: U64::new(memory.meta_sequence),
             reserved: FromZeros::new_zeroed(),
         };
         block.checksum = U32::new(crc32c::crc32c(block.as_bytes()));
@@ -158,10 +201,13 @@ impl Superblock {
             return Err(Fault::Checksum { stored, computed });
         }
         // Only now, so that a flipped bit in the version is a flipped bit and not a later Trellis.
-        if block.version.get() != VERSION {
-            return Err(Fault::Version {
-                version: block.version.get(),
-            });
+        let version = block.version.get();
+        if !(VERSION_WITHOUT_MEMORY..=VERSION).contains(&version) {
+            return Err(Fault::Version { version });
+        }
+        let unknown = block.features.get() & !FEATURES_KNOWN;
+        if unknown != 0 {
+            return Err(Fault::Features { unknown });
         }
         if block.slot != slot.mark() {
             return Err(Fault::OtherSlot);
@@ -176,8 +222,18 @@ impl Superblock {
             size: Bytes::new(block.size.get()),
             data_synced: Bytes::new(block.data_synced.get()),
             sequence: block.sequence.get(),
+            memory: (version != VERSION_WITHOUT_MEMORY).then(|| Memory {
+                owner: block.owner.get(),
+                meta_sequence: block.meta_sequence.get(),
+            }),
         };
-        let reserved_used = block.reserved.iter().any(|byte| *byte != 0);
+        let memory_used = block.owner.get() != 0 || block.meta_sequence.get() != 0;
+        let reserved_used = block
+            .reserved
+            .iter()
+            .chain(&block.padding)
+            .any(|byte| *byte != 0)
+            || superblock.memory.is_none() && memory_used;
         match superblock.nonsense() {
             Some(field) => Err(Fault::Nonsense { field }),
             None if reserved_used => Err(Fault::Nonsense { field: "reserved" }),
@@ -197,6 +253,11 @@ impl Superblock {
             Some("size_version")
         } else if !(1..COUNTER_MAX).contains(&self.sequence) {
             Some("sequence")
+        } else if self
+            .memory
+            .is_some_and(|it| it.meta_sequence >= COUNTER_MAX)
+        {
+            Some("meta_sequence")
         } else {
             None
         }
@@ -232,6 +293,11 @@ pub enum Fault {
         /// The format version.
         version: u32,
     },
+    /// It is whole, and says that a reader must know of something that this Trellis does not know.
+    Features {
+        /// The unknown ones, as bits.
+        unknown: u64,
+    },
     /// It is whole, and is the other file's superblock.
     OtherSlot,
     /// It is whole, and says something that cannot be.
@@ -255,6 +321,9 @@ impl fmt::Display for Fault {
                 )
             }
             Fault::Version { version } => write!(out, "has the unknown format version {version}"),
+            Fault::Features { unknown } => {
+                write!(out, "needs features that are unknown here ({unknown:#x})")
+            }
             Fault::OtherSlot => write!(out, "is a copy of the other superblock file"),
             Fault::Nonsense { field } => {
                 write!(out, "has an impossible value in its field {field}")
@@ -273,7 +342,19 @@ mod tests {
             volume: Uuid::from_u128(1),
             replica: Uuid::from_u128(2),
         };
-        Superblock::first(identity, Bytes::MIB).raised(Bytes::GIB, Bytes::ZERO)
+        let memory = Memory {
+            owner: 5,
+            meta_sequence: 6,
+        };
+        Superblock {
+            memory: Some(memory),
+            ..Superblock::first(identity, Bytes::MIB).raised(Bytes::GIB, Bytes::ZERO)
+        }
+    }
+
+    fn crc_of(mut bytes: [u8; LENGTH]) -> u32 {
+        bytes[12..16].fill(0);
+        crc32c::crc32c(&bytes)
     }
 
     /// Changes fields of an encoded superblock and gives it a right checksum again.
@@ -290,7 +371,7 @@ mod tests {
         // Fails if a field moves, which would make every existing replica unreadable.
         let bytes = sample().encode(Slot::B);
         assert_eq!(&bytes[..8], b"TRELLISR");
-        assert_eq!(bytes[8..12], 1u32.to_le_bytes());
+        assert_eq!(bytes[8..12], 2u32.to_le_bytes());
         assert_eq!(bytes[16..32], 1u128.to_be_bytes());
         assert_eq!(bytes[32..48], 2u128.to_be_bytes());
         assert_eq!(bytes[48..56], 0u64.to_le_bytes());
@@ -299,7 +380,18 @@ mod tests {
         assert_eq!(bytes[72..80], (1u64 << 20).to_le_bytes());
         assert_eq!(bytes[80..88], 2u64.to_le_bytes());
         assert_eq!(bytes[88], b'B');
+        assert_eq!(bytes[104..112], 5u64.to_le_bytes());
+        assert_eq!(bytes[112..120], 6u64.to_le_bytes());
+        assert_eq!(bytes[12..16], crc_of(bytes).to_le_bytes());
+        // As the first format had it, to the last bit.
+        let first = Superblock {
+            memory: None,
+            ..sample()
+        };
+        let bytes = first.encode(Slot::B);
+        assert_eq!(bytes[8..12], 1u32.to_le_bytes());
         assert_eq!(bytes[12..16], 0x7560_ee04u32.to_le_bytes());
+        assert_eq!(Superblock::decode(bytes, Slot::B), Ok(first));
     }
 
     #[test]
@@ -353,10 +445,15 @@ mod tests {
             Superblock::decode(sample().encode(Slot::B), Slot::A),
             Err(Fault::OtherSlot)
         );
-        let later = forge(|block| block.version = U32::new(2));
+        let needs = forge(|block| block.features = U64::new(1 << 40));
+        assert_eq!(
+            Superblock::decode(needs, Slot::A),
+            Err(Fault::Features { unknown: 1 << 40 })
+        );
+        let later = forge(|block| block.version = U32::new(3));
         assert_eq!(
             Superblock::decode(later, Slot::A),
-            Err(Fault::Version { version: 2 })
+            Err(Fault::Version { version: 3 })
         );
         assert_eq!(Superblock::decode([0; LENGTH], Slot::A), Err(Fault::Magic));
     }

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use trellis_api::Bytes;
+use trellis_api::step::Step;
 use trellis_engine::coordinator::Status;
 use trellis_engine::drive::{Address, Volume, VolumeSettings};
 use trellis_engine::proto::{Config, ReplicaId};
-use trellis_engine::replica::{Identity, Pool, Provisioning};
+use trellis_engine::replica::{Identity, Pool, Provisioning, Purpose};
 use uuid::Uuid;
 
 /// How long a test waits for what must come.
@@ -108,7 +109,14 @@ impl Replica {
     ) -> Replica {
         Pool::open(pool)
             .unwrap()
-            .create("r", identity, Bytes::new(size), provisioning)
+            .create_for(
+                "r",
+                identity,
+                Bytes::new(size),
+                provisioning,
+                Purpose::Served,
+                None,
+            )
             .unwrap();
         Replica {
             identity,
@@ -120,6 +128,11 @@ impl Replica {
     }
 
     pub(crate) fn start(&mut self) {
+        assert!(self.start_to_die(None), "the replica did not start");
+    }
+
+    /// Starts it, to die at a step. Says whether it came so far as to listen.
+    pub(crate) fn start_to_die(&mut self, step: Option<Step>) -> bool {
         let mut command = Command::new(example("replica-serve"));
         command
             .arg(self.path())
@@ -129,12 +142,26 @@ impl Replica {
         if self.provisioning == Provisioning::Thick {
             command.arg("thick");
         }
+        if let Some(step) = step {
+            command.env("DIES_AT", step.name());
+        }
         let mut process = Process::start(&mut command);
         let mut line = String::new();
         let out = process.child().stdout.take().unwrap();
         BufReader::new(out).read_line(&mut line).unwrap();
-        self.listen = line.trim().parse().expect("the replica did not start");
+        let listens = line.trim().parse();
+        if let Ok(listen) = &listens {
+            self.listen = Address::clone(listen);
+        }
         self.process = Some(process);
+        listens.is_ok()
+    }
+
+    /// Waits until it has died by itself.
+    pub(crate) fn wait_for_death(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.child().wait().unwrap();
+        }
     }
 
     pub(crate) fn path(&self) -> PathBuf {

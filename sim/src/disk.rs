@@ -304,6 +304,12 @@ impl Disk {
         true
     }
 
+    /// Whether it has lost its memory and was not repaired since.
+    pub fn has_forgotten(&self) -> bool {
+        let mut stale = self.meta.stale.values();
+        self.meta.is_lost() || stale.any(|stale| stale.key == Key::NOTHING)
+    }
+
     /// What a process finds when it starts: the same rules as `replica::meta` has.
     pub fn open(&mut self, replica: Uuid) {
         let floor = self.kept.cached;

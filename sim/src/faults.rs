@@ -105,6 +105,7 @@ impl World {
         };
         if self.nodes[node].disk.damage(damage, &mut self.rng) {
             self.stats.memories_lost += 1;
+            self.forgets_what_it_held(node);
             self.trace(|| format!("node {node} loses its memory: {damage:?}"));
         }
     }

@@ -54,7 +54,7 @@ impl World {
         let view = self.views.last().expect("there is a first view");
         let lost = |id: Uuid| {
             let mut nodes = self.nodes.iter();
-            nodes.any(|node| node.id == id && node.disk.meta.is_lost())
+            nodes.any(|node| node.id == id && node.disk.has_forgotten())
         };
         !view.takeover_quorum(|id| !lost(id))
     }
@@ -106,6 +106,17 @@ impl World {
         });
         let generation = self.generation_last + 1;
         self.later(10_000, Happening::TakeOver { generation });
+    }
+
+    /// A survivor has lost its memory: what it held is lost with that.
+    pub(crate) fn forgets_what_it_held(&mut self, node: usize) {
+        if let Some(recovery) = &mut self.recovery {
+            for (survivor, held) in &mut recovery.held {
+                if *survivor == node {
+                    held.clear();
+                }
+            }
+        }
     }
 
     /// The regions that a node holds, as far as it knows.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::region_set::RegionSet;
 use super::repair::Repair;
 use super::{SessionId, Standing};
-use crate::proto::{Epoch, Region, RegionState, Stale, Welcome};
+use crate::proto::{Epoch, Key, Region, RegionState, Stale, Welcome};
 
 /// What a replica has told of itself.
 #[derive(Clone, Debug)]
@@ -23,6 +23,12 @@ impl Report {
             stamps: Vec::new(),
             stale: BTreeMap::new(),
         }
+    }
+
+    /// Whether it has lost its memory and has not been repaired since. It has answered for regions of which it knows
+    /// nothing any more, so that its word is worth nothing there.
+    pub(super) fn has_forgotten(&self) -> bool {
+        self.stale.values().any(|stale| stale.key == Key::NOTHING)
     }
 
     /// How many regions have been told of.

@@ -54,7 +54,8 @@ impl Coordinator {
             let mut members = self.view.members().into_iter();
             members.any(|id| self.report_of(id).is_some_and(|report| self.counts(report)))
         };
-        self.counts(report) || is_earlier(report.welcome.view.lineage) && view_is_known()
+        let counts = self.counts(report) && (!report.has_forgotten() || self.ignores_lineage());
+        counts || is_earlier(report.welcome.view.lineage) && view_is_known()
     }
 
     /// Whether somebody wants a replica to take part.

@@ -604,8 +604,14 @@ impl Member {
             change.stamps.push((region, terms.key.epoch));
         }
         for region in std::mem::take(&mut bound.stale) {
+            // Who has lost its memory has answered for what it forgot, and stays without a word there until it is
+            // repaired. Who comes from another history never took part in this one, like a new replica.
             let nothing = Stale {
-                key: Key::NOTHING,
+                key: if self.meta.is_lost() {
+                    Key::NOTHING
+                } else {
+                    Key::FRESH
+                },
                 mixed: true,
             };
             let as_far_as_we_are = Stale {

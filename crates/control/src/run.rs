@@ -7,7 +7,7 @@ use kube::Client;
 use tokio::task::JoinSet;
 
 use crate::agent::machine::Machine;
-use crate::agent::{self, Agent, Ladders, Node};
+use crate::agent::{self, Agent, Complaints, Ladders, Node};
 use crate::claim;
 use crate::pods;
 use crate::record::Recorder;
@@ -69,6 +69,7 @@ pub async fn start(
         machine,
         recorder,
         ladders: Ladders::default(),
+        complaints: Complaints::default(),
     });
     for _ in 0..WORKERS {
         tasks.spawn(agent::run(agent.clone(), world.passes.clone()));

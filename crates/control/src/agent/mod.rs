@@ -13,5 +13,5 @@ pub(crate) mod work;
 
 pub use job::Node;
 pub use pool::run as run_pools;
-pub use reconcile::{Agent, Ladders, run};
+pub use reconcile::{Agent, Complaints, Ladders, run};
 pub use returns::run as run_returns;

@@ -38,6 +38,29 @@ pub struct Agent {
     pub recorder: Recorder,
     /// The last ladder of each volume.
     pub ladders: Ladders,
+    /// What was logged about each copy last.
+    pub complaints: Complaints,
+}
+
+/// What was logged about each copy last. A disk that is gone is looked at by every pass, and must not fill the log.
+#[derive(Clone, Default)]
+pub struct Complaints(Arc<Mutex<HashMap<String, String>>>);
+
+impl Complaints {
+    /// Whether this was not logged already.
+    fn is_new(&self, replica: &str, message: &str) -> bool {
+        let mut complaints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if complaints.get(replica).is_some_and(|last| last == message) {
+            return false;
+        }
+        complaints.insert(replica.to_owned(), message.to_owned());
+        true
+    }
+
+    fn forget(&self, replica: &str) {
+        let mut complaints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        complaints.remove(replica);
+    }
 }
 
 /// The ladders that were measured last, by volume. They only fill the gap until a report is seen again in
@@ -117,11 +140,16 @@ impl Agent {
             return;
         }
         let (machine, job) = (self.machine.clone(), job.clone());
+        let complaints = self.complaints.clone();
         let describe = move || {
             for copy in job.copies().filter(|copy| !copy.fate.is_end()) {
-                if let Err(hold) = machine.describe_replica(&copy.place) {
-                    let replica = &copy.place.name;
-                    tracing::warn!(replica, "a copy cannot describe itself: {}", hold.message);
+                let replica = &copy.place.name;
+                match machine.describe_replica(&copy.place) {
+                    Ok(()) => complaints.forget(replica),
+                    Err(hold) if complaints.is_new(replica, &hold.message) => {
+                        tracing::warn!(replica, "a copy cannot describe itself: {}", hold.message);
+                    }
+                    Err(_) => {}
                 }
             }
         };

@@ -9,6 +9,9 @@ use super::peer::{Peer, Report, Stage};
 use super::{Coordinator, Takeover};
 use crate::proto::{Lineage, ReplicaId, View, Welcome};
 
+/// Who has reported what.
+pub(super) type Reported = (ReplicaId, Report);
+
 /// What a replica's word is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -100,36 +103,38 @@ impl Coordinator {
         }
     }
 
-    /// Whose bytes are looked at: those of the replicas whose reports count. Of survivors, those of the latest
-    /// history that there is below the one that begins, and those that have begun it already; if
-    /// none can prove anything, what there is.
-    pub(super) fn has_voice(
-        &self,
-        reports: &[(ReplicaId, Report)],
-    ) -> impl Fn(&Report) -> bool + use<> {
+    /// Tells the reports whose bytes are looked at from the others.
+    ///
+    /// After a quorum has reported, these are the reports that count. Of survivors, they are those of the latest
+    /// history that there is below the one that begins, and those that have begun it already; if none can prove
+    /// anything, what there is. Whoever is no survivor is not heard: a new replica holds zeros everywhere, which must
+    /// not win over the half-repaired bytes of a survivor.
+    pub(super) fn heard(&self, reports: Vec<Reported>) -> (Vec<Reported>, Vec<Reported>) {
         let ours = self.view.lineage;
-        let (takeover, ignores_lineage) = (self.takeover, self.ignores_lineage());
-        let base = reports
-            .iter()
-            .map(|(_, report)| report.welcome.view.lineage)
-            .filter(|lineage| *lineage != ours)
-            .max_by_key(|lineage| match lineage {
-                Lineage::Recovered { number, id } => (Some(*number), *id),
-                other => (other.number(), 0),
-            });
-        let proven = |lineage: Lineage| lineage != Lineage::Unknown;
-        let any = reports
-            .iter()
-            .any(|(_, report)| proven(report.welcome.view.lineage));
-        move |report: &Report| {
-            let theirs = report.welcome.view.lineage;
-            match takeover {
-                Takeover::Quorum => theirs == ours || ignores_lineage,
-                Takeover::Survivors => {
-                    theirs == ours || Some(theirs) == base && (proven(theirs) || !any)
-                }
+        let lineage_of = |(_, report): &Reported| report.welcome.view.lineage;
+        let is_heard: Box<dyn Fn(&Reported) -> bool> = match self.takeover {
+            Takeover::Quorum => {
+                let ignores_lineage = self.ignores_lineage();
+                Box::new(move |it| lineage_of(it) == ours || ignores_lineage)
             }
-        }
+            Takeover::Survivors => {
+                let survivors = reports.iter().filter(|(id, _)| self.view.contains(*id));
+                let histories: Vec<Lineage> = survivors.map(lineage_of).collect();
+                let is_proven = |lineage: Lineage| lineage != Lineage::Unknown;
+                let any_is_proven = histories.iter().copied().any(is_proven);
+                let others = histories.into_iter().filter(|lineage| *lineage != ours);
+                let base = others.max_by_key(|lineage| match lineage {
+                    Lineage::Recovered { number, id } => (Some(*number), *id),
+                    other => (other.number(), 0),
+                });
+                Box::new(move |it| {
+                    let theirs = lineage_of(it);
+                    let is_of_base = Some(theirs) == base && (is_proven(theirs) || !any_is_proven);
+                    self.view.contains(it.0) && (theirs == ours || is_of_base)
+                })
+            }
+        };
+        reports.into_iter().partition(|it| is_heard(it))
     }
 
     /// A replica may know a later view than we were told.

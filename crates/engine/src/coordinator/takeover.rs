@@ -187,10 +187,7 @@ impl Coordinator {
             .filter_map(|id| Some((id, self.take_report(id)?)))
             .collect();
         let now = self.now;
-        let has_voice = self.has_voice(&reports);
-        let (reports, others): (Vec<_>, Vec<_>) = reports
-            .into_iter()
-            .partition(|(_, report)| has_voice(report));
+        let (reports, others) = self.heard(reports);
         for (_, Report { welcome, .. }) in &reports {
             self.size = self.size.max(welcome.size);
             self.size_version = self.size_version.max(welcome.size_version);

@@ -315,15 +315,15 @@ impl Oracle {
                 permitted,
             });
         }
-        self.given_up(block, now);
+        self.given_up(block, [now].into());
         Ok(())
     }
 
-    /// The block has this value, and whatever it had before is lost.
-    pub fn given_up(&mut self, block: u64, value: Value) {
+    /// The block has one of these values, and whatever it had before is lost.
+    pub fn given_up(&mut self, block: u64, values: BTreeSet<Value>) {
         let slot = self.block(block);
         slot.tail.clear();
-        slot.firm = BTreeSet::from([value]);
+        slot.firm = values;
     }
 
     /// A disk that lied has lost this block.

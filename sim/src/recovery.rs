@@ -1,6 +1,8 @@
 //! An operator gives up on replicas: the volume goes on with some of those that are left, and the others come
 //! back later, when nobody expects them any more.
 
+use std::collections::BTreeSet;
+
 use trellis_engine::coordinator::Takeover;
 use trellis_engine::proto::{Config, Lineage, Region, View};
 use uuid::Uuid;
@@ -168,7 +170,7 @@ impl World {
         for block in 0..before.max(size / block_bytes) {
             let region = region_of(block);
             if block >= size / block_bytes {
-                self.oracle.given_up(block, 0);
+                self.oracle.given_up(block, [0].into());
                 continue;
             }
             let now = recovery
@@ -176,15 +178,21 @@ impl World {
                 .iter()
                 .map(|(node, _)| *node)
                 .find(|node| !self.nodes[*node].disk.meta.stale.contains_key(&region));
-            let Some(now) = now.map(|node| value(node, block)) else {
-                continue;
-            };
-            let had = recovery
+            let had: BTreeSet<_> = recovery
                 .held
                 .iter()
                 .filter(|(_, held)| held.contains(&region))
                 .map(|(node, _)| value(*node, block))
                 .collect();
+            let Some(now) = now.map(|node| value(node, block)) else {
+                // Who was chosen has died since, and is chosen again by the next takeover. If none of the survivors
+                // held the region, what one of them has is all there is.
+                if had.is_empty() {
+                    let any = recovery.held.iter().map(|(node, _)| value(*node, block));
+                    self.oracle.given_up(block, any.collect());
+                }
+                continue;
+            };
             if let Err(violation) = self.oracle.recovered(block, now, &had) {
                 self.failure.get_or_insert(Failure::Read(violation));
             }

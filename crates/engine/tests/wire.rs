@@ -7,9 +7,9 @@ use std::path::Path;
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use trellis_engine::proto::{
-    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, JoinTerms, Key, Lineage,
-    Promise, ReadFault, Region, RegionState, Request, SnapshotRecord, Stale, Surveyed, View,
-    Welcome,
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, Forget, JoinTerms, Key,
+    Lineage, Promise, ReadFault, Region, RegionState, Request, SnapshotRecord, Stale, Surveyed,
+    View, Welcome,
 };
 use trellis_engine::wire::{
     Arrival, FIELDS_BYTES_MAX, HEADER_BYTES, Lend, PAYLOAD_BYTES_MAX, Payload, Place, Sum,
@@ -17,6 +17,12 @@ use trellis_engine::wire::{
     encode_place, is_unsummed,
 };
 use uuid::Uuid;
+
+const FORGETS: &[Forget] = &[
+    Forget::Nothing,
+    Forget::Everything,
+    Forget::EverythingBefore,
+];
 
 /// Reads a message as a driver does: the header first, then as much as it says.
 fn read(bytes: &[u8]) -> Result<Envelope, WireError> {
@@ -112,7 +118,7 @@ fn requests() -> impl Strategy<Value = Request> {
     let lists = || prop::collection::vec(regions(), 0..50);
     let joins = (
         keys(),
-        any::<(u64, u64, bool)>(),
+        (any::<u64>(), any::<u64>(), prop::sample::select(FORGETS)),
         views(),
         prop::collection::vec(snapshots(), 0..8),
     );

@@ -22,7 +22,8 @@ use super::peer::{Report, Stage};
 use super::region_set::RegionSet;
 use super::{Coordinator, Effect, Phase, Standing, Takeover};
 use crate::proto::{
-    Epoch, JoinTerms, Key, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request, Welcome,
+    Epoch, Forget, JoinTerms, Key, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request,
+    Welcome,
 };
 
 /// A replica's terms, as far as its regions are concerned.
@@ -268,7 +269,11 @@ impl Coordinator {
             self.send(replica, Request::Restamp { regions }, out);
         }
         let terms = JoinTerms {
-            forget: regions.forget,
+            forget: match (regions.forget, self.takeover) {
+                (false, _) => Forget::Nothing,
+                (true, Takeover::Quorum) => Forget::Everything,
+                (true, Takeover::Survivors) => Forget::EverythingBefore,
+            },
             key,
             size,
             size_version,

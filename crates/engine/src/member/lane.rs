@@ -8,8 +8,9 @@ use super::{
     DiskOp, DiskResult, Effect, Member, READS_MAX, REPAIRS_MAX, ReadAtDisk, SessionId, Waiting,
 };
 use crate::proto::{
-    Answer, Content, Entry, EntryOp, Epoch, JoinTerms, Key, MetaChange, REGIONS_PER_PAGE_MAX,
-    ReadFault, Region, Request, SNAPSHOTS_MAX, STAMPS_AHEAD, Stale, Welcome, overlap,
+    Answer, Content, Entry, EntryOp, Epoch, Forget, JoinTerms, Key, MetaChange,
+    REGIONS_PER_PAGE_MAX, ReadFault, Region, Request, SNAPSHOTS_MAX, STAMPS_AHEAD, Stale, Welcome,
+    overlap,
 };
 
 /// How many waiting requests are looked at for stamps that can be made durable together.
@@ -169,7 +170,7 @@ impl Member {
         // A replica never shrinks. Where it is larger than the volume that it joins, its bytes are of a
         // history that does not count; the volume may grow to there, and must find zeros.
         let behind = self.meta.size.saturating_sub(terms.size);
-        if terms.forget && behind > 0 {
+        if terms.forget != Forget::Nothing && behind > 0 {
             let zero = DiskOp::Zero {
                 offset: terms.size,
                 length: behind,
@@ -593,7 +594,7 @@ impl Member {
             return;
         };
         let mut change = MetaChange {
-            forget: terms.forget,
+            forget: terms.forget != Forget::Nothing,
             durable: Some(terms.key),
             view: Some(terms.view),
             snapshots: terms.snapshots,
@@ -603,11 +604,17 @@ impl Member {
             change.stale.push((region, None));
             change.stamps.push((region, terms.key.epoch));
         }
+        // In a history that begins, it has not answered for anything yet, whatever it once forgot.
+        let is_beginning = !self.meta.is_lost()
+            && change
+                .view
+                .as_ref()
+                .is_some_and(|view| view.lineage != self.meta.view.lineage);
         for region in std::mem::take(&mut bound.stale) {
-            // Who has lost its memory has answered for what it forgot, and stays without a word there until it is
+            // Who has lost its memory may have answered for what it forgot, and stays without a word there until it is
             // repaired. Who comes from another history never took part in this one, like a new replica.
             let nothing = Stale {
-                key: if self.meta.is_lost() {
+                key: if self.meta.is_lost() && terms.forget != Forget::EverythingBefore {
                     Key::NOTHING
                 } else {
                     Key::FRESH
@@ -621,7 +628,11 @@ impl Member {
             // A region that was stale already is as far as it was then, not as far as we are now. A key of
             // another history says nothing in this one.
             let stale = match self.meta.region(region).stale {
-                _ if terms.forget => nothing,
+                _ if terms.forget != Forget::Nothing => nothing,
+                Some(stale) if is_beginning => Stale {
+                    key: stale.key.max(Key::FRESH),
+                    ..stale
+                },
                 Some(stale) => stale,
                 None => as_far_as_we_are,
             };

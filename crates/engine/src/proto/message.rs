@@ -110,11 +110,23 @@ impl Content {
     }
 }
 
+/// What a replica must forget when it joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forget {
+    /// Only what it is told is stale.
+    Nothing,
+    /// All that it has: it is of another history, or nobody knows of which. If it has lost its memory, it may have
+    /// answered for writes of this history.
+    Everything,
+    /// All that it has; and the history begins now, so that it has not answered for anything in it yet.
+    EverythingBefore,
+}
+
 /// On which terms a replica takes part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinTerms {
-    /// Nothing of what the replica has counts: it is of another history, or nobody knows of which.
-    pub forget: bool,
+    /// What of the replica's bytes does not count.
+    pub forget: Forget,
     /// Where the replica is from now on, in all regions that are not stale.
     pub key: Key,
     /// The size that it must have first.

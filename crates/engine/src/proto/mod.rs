@@ -13,8 +13,8 @@ use uuid::Uuid;
 
 pub use lineage::{Lineage, LineageError};
 pub use message::{
-    Answer, Body, Content, Entry, EntryOp, Envelope, JoinTerms, ReadFault, Request, Surveyed,
-    Welcome,
+    Answer, Body, Content, Entry, EntryOp, Envelope, Forget, JoinTerms, ReadFault, Request,
+    Surveyed, Welcome,
 };
 pub use view::{Config, REPLICAS_PER_VOLUME_MAX, View};
 

@@ -5,7 +5,7 @@ use bytes::{Bytes, BytesMut};
 use super::PAYLOAD_BYTES_MAX;
 use super::cursor::{Cursor, Writer};
 use crate::proto::{
-    Answer, Body, Config, Content, Entry, EntryOp, Envelope, JoinTerms, Lineage, Promise,
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Forget, JoinTerms, Lineage, Promise,
     REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState, Request, SNAPSHOTS_MAX,
     SnapshotRecord, Surveyed, View, Welcome,
 };
@@ -74,8 +74,10 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             put_view(to, &terms.view);
             to.list(&terms.snapshots, put_snapshot);
             // Said only where it is so: older replicas do not know it.
-            if terms.forget {
-                to.flag(true);
+            match terms.forget {
+                Forget::Nothing => {}
+                Forget::Everything => to.u8(1),
+                Forget::EverythingBefore => to.u8(2),
             }
         }
         Request::Resume => to.u8(5),
@@ -135,7 +137,14 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
             size_version: from.u64()?,
             view: view(from)?,
             snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
-            forget: !from.0.is_empty() && from.flag()?,
+            forget: match from.0.is_empty() {
+                true => Forget::Nothing,
+                false => match from.u8()? {
+                    1 => Forget::Everything,
+                    2 => Forget::EverythingBefore,
+                    _ => return None,
+                },
+            },
         }),
         5 => Request::Resume,
         6 => Request::Entry(Entry {

@@ -89,6 +89,13 @@ struct PendingRead {
     allowed: Vec<(BTreeSet<Value>, bool)>,
 }
 
+/// Whether one of the values that survivors had is right. Zeros are not one write's own: those that a survivor had may
+/// be from before all writes.
+fn any_is_right(had: &BTreeSet<Value>, permitted: &BTreeSet<Value>) -> bool {
+    had.iter()
+        .any(|value| *value != 0 && permitted.contains(value))
+}
+
 /// The model disk.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
@@ -306,9 +313,7 @@ impl Oracle {
             slot.saw(now);
             return Ok(());
         }
-        // Zeros are not one write's own: those that a survivor had may be from before all writes.
-        let is_right = |value: &Value| *value != 0 && permitted.contains(value);
-        if had.iter().any(is_right) {
+        if any_is_right(had, &permitted) {
             return Err(Violation {
                 block,
                 read: now,
@@ -317,6 +322,14 @@ impl Oracle {
         }
         self.given_up(block, [now].into());
         Ok(())
+    }
+
+    /// The volume goes on from survivors, and which of their values counts is not decided yet. If none of those that
+    /// they held is right, it is any that they have.
+    pub fn left_to(&mut self, block: u64, had: &BTreeSet<Value>, any: BTreeSet<Value>) {
+        if !any_is_right(had, &self.block(block).permitted()) {
+            self.given_up(block, any);
+        }
     }
 
     /// The block has one of these values, and whatever it had before is lost.

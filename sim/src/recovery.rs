@@ -185,12 +185,9 @@ impl World {
                 .map(|(node, _)| value(*node, block))
                 .collect();
             let Some(now) = now.map(|node| value(node, block)) else {
-                // Who was chosen has died since, and is chosen again by the next takeover. If none of the survivors
-                // held the region, what one of them has is all there is.
-                if had.is_empty() {
-                    let any = recovery.held.iter().map(|(node, _)| value(*node, block));
-                    self.oracle.given_up(block, any.collect());
-                }
+                // Who was chosen has died since, and is chosen again by the next takeover.
+                let any = recovery.held.iter().map(|(node, _)| value(*node, block));
+                self.oracle.left_to(block, &had, any.collect());
                 continue;
             };
             if let Err(violation) = self.oracle.recovered(block, now, &had) {

@@ -1,10 +1,15 @@
-//! A replica's disk: bytes behind a cache that a power loss takes, and meta data that it does not.
+//! A replica's disk: bytes and their sums behind caches that a power loss takes, each by itself, and meta data
+//! that it does not take.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use trellis_engine::member::{DiskOp, DiskResult};
-use trellis_engine::proto::{Content, Geometry, Key, Meta, MetaChange, Promise};
+use trellis_engine::proto::{Content, Epoch, Geometry, Key, Meta, MetaChange, Promise, Region};
+use trellis_engine::sums::{
+    Coverage, Doubt, Ended, Slot, Summer, doubtful, may_write, newest_after, settled_by_sync,
+    sort_out,
+};
 use uuid::Uuid;
 
 use crate::rng::Rng;
@@ -16,6 +21,19 @@ struct Cached {
     bytes: Vec<u8>,
 }
 
+/// A slot that is not durable.
+#[derive(Clone, Copy, Debug)]
+struct CachedSlot {
+    number: u64,
+    slot: Slot,
+}
+
+/// Of a thousand blocks that a power loss finds in a cache, so many are torn.
+const TORN_PER_MILLE: u64 = 60;
+
+/// Of a thousand syncs, so many settle the sums.
+const SETTLING_PER_MILLE: u64 = 300;
+
 /// A disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
@@ -25,6 +43,15 @@ pub struct Disk {
     /// Blocks that are not durable, with every version that the disk may have written by itself.
     cache: BTreeMap<u64, Vec<Cached>>,
     number_last: u64,
+    slots: BTreeMap<u64, Slot>,
+    slot_cache: BTreeMap<u64, Vec<CachedSlot>>,
+    /// Up to where bytes and sums are durable together; always durable itself.
+    settled: Epoch,
+    newest: Epoch,
+    /// Blocks whose bits have flipped, and what they were.
+    pub flipped: BTreeMap<u64, Vec<u8>>,
+    /// Blocks that a power loss has torn, with what they hold now.
+    pub torn: Vec<(u64, Vec<u8>)>,
     /// The meta data, always durable.
     pub meta: Meta,
     /// The number of their last change, and what they were before, from time to time.
@@ -77,12 +104,13 @@ pub struct Submitted {
     op: DiskOp,
     applied: bool,
     number: u64,
+    newest: Epoch,
 }
 
 impl Submitted {
     /// Whether it is a sync.
     pub fn is_sync(&self) -> bool {
-        matches!(self.op, DiskOp::Sync)
+        matches!(self.op, DiskOp::Sync { .. })
     }
 }
 
@@ -94,6 +122,12 @@ impl Disk {
             durable: BTreeMap::new(),
             cache: BTreeMap::new(),
             number_last: 0,
+            slots: BTreeMap::new(),
+            slot_cache: BTreeMap::new(),
+            settled: Epoch::NEVER,
+            newest: Epoch::NEVER,
+            flipped: BTreeMap::new(),
+            torn: Vec::new(),
             meta,
             sequence: 1,
             backups: Vec::new(),
@@ -131,37 +165,152 @@ impl Disk {
             op,
             applied: false,
             number: self.number_last,
+            newest: self.newest,
         };
+        if let DiskOp::Persist(change) = &submitted.op {
+            self.newest = newest_after(self.newest, change);
+        }
         if early && matches!(submitted.op, DiskOp::Write { .. } | DiskOp::Zero { .. }) && !self.full
         {
-            self.write(&submitted.op);
+            self.write(&submitted.op, false);
             submitted.applied = true;
         }
         submitted
     }
 
-    fn write(&mut self, op: &DiskOp) {
+    fn write(&mut self, op: &DiskOp, sums_only: bool) {
         let size = self.block_bytes();
         let (offset, length) = match op {
             DiskOp::Write { offset, data } => (*offset, u64::try_from(data.len()).unwrap_or(0)),
             DiskOp::Zero { offset, length } => (*offset, *length),
             _ => return,
         };
-        for block in offset / size..(offset + length) / size {
-            let bytes = match op {
-                DiskOp::Write { data, .. } => {
-                    let from = usize::try_from(block * size - offset).unwrap_or(0);
-                    data[from..from + usize::try_from(size).unwrap_or(0)].to_vec()
-                }
-                _ => vec![0; usize::try_from(size).unwrap_or(0)],
-            };
+        let bytes_of = |block: u64| match op {
+            DiskOp::Write { data, .. } => {
+                let from = usize::try_from(block * size - offset).unwrap_or(0);
+                data[from..from + usize::try_from(size).unwrap_or(0)].to_vec()
+            }
+            _ => vec![0; usize::try_from(size).unwrap_or(0)],
+        };
+        let blocks = offset / size..(offset + length) / size;
+        // First the sums, then the bytes.
+        if !may_write(self.settled, self.newest) {
+            self.settled = self.newest;
+        }
+        for block in blocks.clone() {
+            let sum = self.summer().sum(&bytes_of(block));
+            self.put_slot(block, self.slot(block).overwritten(sum));
+        }
+        if sums_only {
+            return;
+        }
+        for block in blocks {
+            let bytes = bytes_of(block);
             self.number_last += 1;
             let number = self.number_last;
             self.rot.remove(&block);
+            if let Some(right) = self.flipped.remove(&block) {
+                // What a power loss would bring back is not what this write is about.
+                self.durable.insert(block, right);
+            }
             self.cache
                 .entry(block)
                 .or_default()
                 .push(Cached { number, bytes });
+        }
+    }
+
+    fn summer(&self) -> Summer {
+        Summer::new(usize::try_from(self.block_bytes()).unwrap_or(0))
+    }
+
+    fn slot(&self, block: u64) -> Slot {
+        let cached = self.slot_cache.get(&block).and_then(|them| them.last());
+        let durable = || self.slots.get(&block).copied().unwrap_or_default();
+        cached.map_or_else(durable, |cached| cached.slot)
+    }
+
+    fn put_slot(&mut self, block: u64, slot: Slot) {
+        self.number_last += 1;
+        let number = self.number_last;
+        let versions = self.slot_cache.entry(block).or_default();
+        versions.push(CachedSlot { number, slot });
+    }
+
+    /// Opens the disk, as a replica's process does. Says which regions that were written last have rotted.
+    pub fn open(&mut self, replica: Uuid) -> Vec<Region> {
+        self.remember(replica);
+        let ended = if self.note.is_some() {
+            Ended::ProcessDied
+        } else {
+            Ended::PowerLost
+        };
+        let sorted = sort_out(&self.meta, self.settled, ended, |region| {
+            self.doubts(region)
+        });
+        for (block, slot) in sorted.slots {
+            self.put_slot(block, slot);
+        }
+        let durable = self.meta.durable;
+        let applied = self.note.map_or(durable, |note| note.max(durable));
+        self.newest = applied.epoch;
+        sorted.rotten
+    }
+
+    /// What a process finds when it starts: the same rules as `replica::meta` has.
+    fn remember(&mut self, replica: Uuid) {
+        let floor = self.kept.cached;
+        if self.sequence < floor {
+            let size = self.meta.size;
+            self.meta = Meta::lost(self.geometry, size, replica);
+            self.sequence = floor + 1;
+        }
+        self.meta.promise = self.meta.promise.max(self.kept.promise);
+        self.kept.promise = self.meta.promise;
+        self.kept.cached = self.sequence;
+        self.kept.durable = self.sequence;
+    }
+
+    /// The blocks of a region that do not match their sums.
+    fn doubts(&self, region: Region) -> Vec<Doubt> {
+        let size = self.block_bytes();
+        let (start, length) = self.geometry.extent(region, self.meta.size);
+        let blocks = start / size..(start + length) / size;
+        let doubts = blocks.map(|block| Doubt {
+            block,
+            slot: self.slot(block),
+            sum: self.summer().sum(&self.block(block)),
+        });
+        let is_wrong = |doubt: &Doubt| !doubt.slot.admits(doubt.sum, Coverage::Whole);
+        doubts.filter(is_wrong).collect()
+    }
+
+    /// Flips bits of a block whose sum counts, whatever happens next.
+    pub fn flip(&mut self, block: u64, rng: &mut Rng) -> bool {
+        let region = self.geometry.region_of(block * self.block_bytes());
+        let is_settled = self.meta.region(region).stamp < self.settled;
+        let Some(bytes) = self.durable.get_mut(&block) else {
+            return false;
+        };
+        if !is_settled || self.cache.contains_key(&block) || self.flipped.contains_key(&block) {
+            return false;
+        }
+        self.flipped.insert(block, bytes.clone());
+        let at = rng.index(bytes.len());
+        bytes[at] ^= 1 << rng.below(8);
+        true
+    }
+
+    /// Bits are as they were, and every block has its sum.
+    pub fn heal(&mut self) {
+        self.rot.clear();
+        for (block, right) in std::mem::take(&mut self.flipped) {
+            self.durable.insert(block, right);
+        }
+        for region in (0..).map(Region).take(self.meta.stamps.len()) {
+            for doubt in self.doubts(region) {
+                self.put_slot(doubt.block, Slot::of(doubt.sum));
+            }
         }
     }
 
@@ -178,26 +327,35 @@ impl Disk {
                     if self.full {
                         // A part of it may have been written.
                         if rng.chance(500) {
-                            self.write(&submitted.op);
+                            self.write(&submitted.op, false);
                         }
                         if rng.chance(500) {
                             return DiskResult::NoSpace;
                         }
                         return DiskResult::Failed;
                     }
-                    self.write(&submitted.op);
+                    self.write(&submitted.op, false);
                 }
                 DiskResult::Done
             }
             DiskOp::Read { offset, length } => self.read(*offset, *length),
-            DiskOp::Sync if sync_fails => {
+            DiskOp::Sync { .. } if sync_fails => {
                 // The kernel has dropped what it could not write.
                 let number = submitted.number;
                 self.drop_cache(number, rng);
                 DiskResult::Failed
             }
-            DiskOp::Sync => {
+            DiskOp::Sync { sums } => {
                 self.sync(submitted.number);
+                let settles = rng.chance(SETTLING_PER_MILLE);
+                if (*sums || settles) && !self.lies {
+                    self.sync_slots(submitted.number);
+                }
+                if settles && !self.lies {
+                    let written_since = self.number_last != submitted.number;
+                    let settled = settled_by_sync(submitted.newest, written_since);
+                    self.settled = self.settled.max(settled);
+                }
                 DiskResult::Done
             }
             DiskOp::Persist(change) => {
@@ -228,7 +386,20 @@ impl Disk {
         if blocks.clone().any(|block| self.rot.contains(&block)) {
             return DiskResult::Failed;
         }
+        let is_bad = |block: &u64| {
+            let sum = self.summer().sum(&self.block(*block));
+            !self.slot(*block).admits(sum, Coverage::Whole)
+        };
+        let first = blocks.start;
+        let bad = blocks.clone().filter(is_bad);
+        let bad: Vec<u32> = bad
+            .map(|block| u32::try_from(block - first).unwrap_or(0))
+            .collect();
         let bytes: Vec<u8> = blocks.flat_map(|block| self.block(block)).collect();
+        if !bad.is_empty() {
+            let content = Content::Data(Bytes::from(bytes));
+            return DiskResult::Rotten { content, bad };
+        }
         if bytes.iter().all(|byte| *byte == 0) {
             return DiskResult::Read(Content::Zeros(length));
         }
@@ -248,6 +419,27 @@ impl Disk {
             }
             !versions.is_empty()
         });
+    }
+
+    fn sync_slots(&mut self, number: u64) {
+        self.slot_cache.retain(|block, versions| {
+            let covered = versions.iter().rposition(|cached| cached.number <= number);
+            if let Some(index) = covered {
+                self.slots.insert(*block, versions[index].slot);
+                versions.drain(..=index);
+            }
+            !versions.is_empty()
+        });
+    }
+
+    /// The cached sums are gone: of every slot there is what was durable, or any later version.
+    fn drop_slots(&mut self, rng: &mut Rng) {
+        for (block, versions) in std::mem::take(&mut self.slot_cache) {
+            let pick = rng.index(versions.len() + 1);
+            if let Some(cached) = pick.checked_sub(1).and_then(|index| versions.get(index)) {
+                self.slots.insert(block, cached.slot);
+            }
+        }
     }
 
     /// The cache is gone. Of every block there is what was durable, or any later version.
@@ -274,7 +466,24 @@ impl Disk {
     /// The machine loses its memory. Operations under way have happened or not.
     pub fn power_loss(&mut self, under_way: Vec<Submitted>, rng: &mut Rng) {
         self.process_death(under_way, rng);
+        let unsynced: Vec<u64> = self.cache.keys().copied().collect();
         self.drop_cache(u64::MAX, rng);
+        self.drop_slots(rng);
+        for block in unsynced {
+            if rng.chance(TORN_PER_MILLE) && !self.lost_by_lies.contains(&block) {
+                self.tear(block);
+            }
+        }
+        // Of a region in doubt the bytes count as they are: rot there cannot be told from a sum that was lost.
+        let doubtful: BTreeSet<Region> = doubtful(&self.meta, self.settled).collect();
+        let region_of = |block: u64| self.geometry.region_of(block * self.block_bytes());
+        let hidden = self.flipped.keys().copied();
+        let hidden = hidden.filter(|block| doubtful.contains(&region_of(*block)));
+        for block in hidden.collect::<Vec<_>>() {
+            if let Some(right) = self.flipped.remove(&block) {
+                self.durable.insert(block, right);
+            }
+        }
         self.owed.clear();
         self.note = None;
         let unsynced = self.kept.cached.saturating_sub(self.kept.durable);
@@ -310,18 +519,14 @@ impl Disk {
         self.meta.is_lost() || stale.any(|stale| stale.key == Key::NOTHING)
     }
 
-    /// What a process finds when it starts: the same rules as `replica::meta` has.
-    pub fn open(&mut self, replica: Uuid) {
-        let floor = self.kept.cached;
-        if self.sequence < floor {
-            let size = self.meta.size;
-            self.meta = Meta::lost(self.geometry, size, replica);
-            self.sequence = floor + 1;
+    /// A block that was being written holds a part of what it held and a part of something else.
+    fn tear(&mut self, block: u64) {
+        let mut bytes = self.block(block);
+        for byte in bytes.iter_mut().skip(5) {
+            *byte = byte.wrapping_mul(3).wrapping_add(1);
         }
-        self.meta.promise = self.meta.promise.max(self.kept.promise);
-        self.kept.promise = self.meta.promise;
-        self.kept.cached = self.sequence;
-        self.kept.durable = self.sequence;
+        self.durable.insert(block, bytes.clone());
+        self.torn.push((block, bytes));
     }
 
     /// The process dies. Operations under way have happened or not.
@@ -337,7 +542,8 @@ impl Disk {
                 DiskOp::Write { .. } | DiskOp::Zero { .. }
                     if happens && !submitted.applied && !self.full =>
                 {
-                    self.write(&submitted.op);
+                    let sums_only = rng.chance(300);
+                    self.write(&submitted.op, sums_only);
                 }
                 _ => {}
             }

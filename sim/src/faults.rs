@@ -61,7 +61,8 @@ impl World {
                 }
                 self.trace(|| format!("node {node} is full: {full}"));
             }
-            64..67 => self.rot(node),
+            64..66 => self.rot(node),
+            66..67 => self.flip(node),
             67..68 => self.lose_memory(node),
             68..80 => self.grow(),
             80..83 => {
@@ -115,6 +116,20 @@ impl World {
         let block = self.rng.below(blocks);
         self.nodes[node].disk.rot.insert(block);
         self.trace(|| format!("block {block} of node {node} rots"));
+    }
+
+    /// Bits flip on a disk, without a word. Nobody must ever see them.
+    fn flip(&mut self, node: usize) {
+        let blocks = self.size_served / u64::from(GEOMETRY.block_bytes);
+        let block = self.rng.below(blocks);
+        let elsewhere = |it: &crate::world::Node| it.disk.flipped.contains_key(&block);
+        if self.nodes.iter().any(elsewhere) {
+            return;
+        }
+        if self.nodes[node].disk.flip(block, &mut self.rng) {
+            self.stats.flips += 1;
+            self.trace(|| format!("bits of block {block} of node {node} flip"));
+        }
     }
 
     fn grow(&mut self) {
@@ -212,7 +227,7 @@ impl World {
             disk.full = false;
             disk.space = u64::MAX;
             disk.lies = false;
-            disk.rot.clear();
+            disk.heal();
             self.nodes[node].slow_until = 0;
             self.start_node(node);
             self.tell_member(node, member::Event::Space { is_low: false });

@@ -60,6 +60,10 @@ pub struct Stats {
     pub memories_lost: u64,
     /// Recoveries from survivors.
     pub recoveries: u64,
+    /// Blocks whose bits flipped.
+    pub flips: u64,
+    /// Blocks that a power loss has torn.
+    pub torn: u64,
 }
 
 /// A rule that was broken.

@@ -55,6 +55,8 @@ impl Total {
         sum.markers += stats.markers;
         sum.recoveries += stats.recoveries;
         sum.memories_lost += stats.memories_lost;
+        sum.flips += stats.flips;
+        sum.torn += stats.torn;
         if let Err(found) = result {
             println!("seed {seed} FAILED {found}");
             println!("  replay: cargo run -p trellis-sim -- --seed {seed} --trace");

@@ -339,6 +339,20 @@ impl Oracle {
         slot.firm = values;
     }
 
+    /// A power loss has torn a block of a replica. It may be seen only where a write was not yet kept by a flush.
+    pub fn torn(&mut self, block: u64, value: Value) {
+        let number = self.acked_last;
+        let is_written = self.writes.values().any(|it| it.blocks.contains(&block));
+        let slot = self.block(block);
+        if !slot.tail.is_empty() || is_written {
+            slot.tail.push(Acked {
+                value,
+                number,
+                excused: true,
+            });
+        }
+    }
+
     /// A disk that lied has lost this block.
     pub fn taint(&mut self, block: u64) {
         self.block(block).tainted = true;

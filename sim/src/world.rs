@@ -365,7 +365,7 @@ impl World {
             return;
         }
         slot.life += 1;
-        slot.disk.open(slot.id);
+        let rotten = slot.disk.open(slot.id);
         let member = Member::open(
             VOLUME,
             slot.id,
@@ -373,7 +373,7 @@ impl World {
             slot.disk.meta.clone(),
             slot.disk.note,
         );
-        slot.member = Some(member.with_flaws(flaws));
+        slot.member = Some(member.suspecting(rotten).with_flaws(flaws));
         self.trace(|| {
             let member = self.nodes[node].member.as_ref();
             format!("node {node} starts at {:?}", member.map(Member::applied))
@@ -396,6 +396,10 @@ impl World {
                 self.oracle.taint(block);
             }
             self.oracle.power_lost();
+            for (block, bytes) in std::mem::take(&mut self.nodes[node].disk.torn) {
+                self.oracle.torn(block, crate::client::value_of(&bytes));
+                self.stats.torn += 1;
+            }
             self.stats.power_losses += 1;
         } else {
             slot.disk.process_death(under_way, &mut self.rng);
@@ -441,7 +445,7 @@ impl World {
     fn disk_op(&mut self, node: usize, token: u64, op: member::DiskOp) {
         let persists = matches!(op, member::DiskOp::Persist(_));
         let mut delay = match op {
-            member::DiskOp::Sync => self.rng.between(200, 3_000),
+            member::DiskOp::Sync { .. } => self.rng.between(200, 3_000),
             member::DiskOp::Persist(_) => self.rng.between(100, 1_000),
             _ => self.rng.between(10, 300),
         };

@@ -1,5 +1,5 @@
 //! Serves one replica until its standard input ends: `replica-serve POOL/replicas/NAME VOLUME REPLICA
-//! ADDRESS [thick]`. Says where it listens on its standard output.
+//! ADDRESS [thick] [unsummed]`. Says where it listens on its standard output.
 //!
 //! It dies with whoever started it, also when it is stopped at that moment.
 
@@ -36,15 +36,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         replica: Uuid::parse_str(&next("the replica")?)?,
     };
     let address: Address = next("the address")?.parse()?;
-    let provisioning = match arguments.next().as_deref() {
-        Some("thick") => Provisioning::Thick,
-        _ => Provisioning::Thin,
+    let words: Vec<String> = arguments.collect();
+    let says = |word: &str| words.iter().any(|said| said == word);
+    let provisioning = if says("thick") {
+        Provisioning::Thick
+    } else {
+        Provisioning::Thin
     };
     let settings = ReplicaSettings {
         path,
         pool: None,
         identity,
         provisioning,
+        checksums: !says("unsummed"),
     };
     if let Ok(step) = std::env::var("DIES_AT") {
         let step = Step::from_name(&step).ok_or("DIES_AT names no step")?;

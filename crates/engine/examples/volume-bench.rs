@@ -129,12 +129,16 @@ impl Under {
     }
 }
 
+/// A replica of a process with this in its environment has no sums of its blocks.
+const UNSUMMED: &str = "TRELLIS_BENCH_UNSUMMED";
+
 fn settings(pool: &Path, identity: Identity) -> ReplicaSettings {
     ReplicaSettings {
         path: pool.join("replicas/r"),
         pool: None,
         identity,
         provisioning: Provisioning::Thin,
+        checksums: std::env::var_os(UNSUMMED).is_none(),
     }
 }
 

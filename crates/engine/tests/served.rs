@@ -107,6 +107,7 @@ async fn who_speaks_nonsense_is_disconnected_and_the_others_are_served() {
         pool: None,
         identity,
         provisioning: Provisioning::Thin,
+        checksums: true,
     };
     let server = ReplicaServer::start(settings, &"tcp:127.0.0.1:0".parse().unwrap()).unwrap();
     let Address::Tcp(address) = *server.address() else {

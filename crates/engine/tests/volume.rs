@@ -108,6 +108,7 @@ async fn a_single_copy_is_served_inside_the_process_of_its_volume() {
         pool: Some(pool.id()),
         identity,
         provisioning: Provisioning::Thin,
+        checksums: true,
     };
     let config = Config::majority([identity.replica].into());
     let volume_settings = VolumeSettings::new(identity.volume, config, [].into());

@@ -150,6 +150,9 @@ impl LocalReplica {
     /// Does what can be done now. An error is the end of the replica: it could not be opened again.
     pub(super) fn run(&mut self, out: &mut Vec<Wish>) -> Result<()> {
         self.look_at_space();
+        if let Some(disk) = &mut self.disk {
+            disk.look();
+        }
         let mut operations = 0;
         loop {
             self.member.pump(&mut self.scratch);
@@ -233,4 +236,5 @@ fn member_of(settings: &ReplicaSettings, found: Found) -> Member {
         found.meta,
         found.note,
     )
+    .suspecting(found.rotten)
 }

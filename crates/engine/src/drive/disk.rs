@@ -14,16 +14,20 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
+use bytes::Bytes;
 use rustix::io::Errno;
 use tokio::sync::mpsc as done;
 
 use super::ReplicaSettings;
 use super::buffers::Buffers;
 use super::reader::Reader;
+use super::sums::{Overwritten, SumKeeper, rotten_in_file};
 use crate::member::{DiskOp, DiskResult};
-use crate::proto::{Content, Geometry, Key, Meta, MetaChange, View};
-use crate::replica::{MetaStore, NoteFile, Provisioning, Replica, punch, zero};
+use crate::proto::{Content, Epoch, Geometry, Key, Meta, MetaChange, Region, View};
+use crate::replica::{BLOCK, MetaStore, NoteFile, Provisioning, Replica, SumFile, punch, zero};
+use crate::sums::{Coverage, Ended};
 use crate::wire::Place;
 use crate::{Error, Result};
 
@@ -53,6 +57,9 @@ pub trait Disk: Send {
 
     /// Where others on this machine can read the bytes that have been written, if they can.
     fn place(&self) -> Option<Place>;
+
+    /// Does what is to be done now and then, whether there are operations or not.
+    fn look(&mut self);
 }
 
 /// What a replica has on its disk when it is opened.
@@ -61,12 +68,14 @@ pub struct Found {
     pub meta: Meta,
     /// The key that the last process left, if the machine has not lost its memory since.
     pub note: Option<Key>,
+    /// Regions that were written last and in which blocks have rotted.
+    pub rotten: Vec<Region>,
 }
 
 enum Job {
     Persist(Box<MetaChange>),
     Reserve { size: u64 },
-    Sync,
+    Sync { sums: bool },
     Read { offset: u64, length: u64 },
 }
 
@@ -79,6 +88,8 @@ pub struct FileDisk {
     provisioning: Provisioning,
     note: NoteFile,
     note_failed: bool,
+    /// The sums of its blocks, if it has some.
+    sums: Option<SumKeeper>,
     /// Queues of the threads: meta data, syncs, reads. They end when these are dropped.
     meta: Option<Queue>,
     sync: Option<Queue>,
@@ -95,6 +106,7 @@ impl FileDisk {
             pool,
             identity,
             provisioning,
+            checksums,
         } = settings;
         let replica = Replica::open_served(path, *pool, *identity)?;
         // A replica that never took part knows nothing that anybody else does not know better.
@@ -103,6 +115,7 @@ impl FileDisk {
         let mut store = store.provisioned(*provisioning);
         let found_meta = store.meta().clone();
         let (note, key) = NoteFile::open(&replica)?;
+        let (sums, rotten) = open_sums(&replica, &found_meta, key, *provisioning, *checksums)?;
         let (done_to, done) = done::unbounded_channel();
         let mut threads = Vec::new();
         let mut start = |name: &str, work: Box<dyn FnMut(Job) -> DiskResult + Send>| {
@@ -117,19 +130,29 @@ impl FileDisk {
             "replica-meta",
             Box::new(move |job| work_on_meta(&mut store, &of_meta, provisioning, &job)),
         )?;
-        let sync = start("replica-sync", Box::new(move |_| sync_data(&of_sync)))?;
+        let sum_file = sums.as_ref().map(|sums| Arc::clone(sums.file()));
+        let synced_sums = sum_file.clone();
+        let sync = start(
+            "replica-sync",
+            Box::new(move |job| sync_files(&of_sync, synced_sums.as_deref(), &job)),
+        )?;
         let (read, jobs) = channel();
         let jobs = Arc::new(Mutex::new(jobs));
         let reader = Arc::new(Reader::new(replica.data(), Buffers::default()));
         for _ in 0..READERS {
             let (replica, reader) = (replica.clone(), Arc::clone(&reader));
+            let sums = sum_file.clone();
             threads.push(worker(
                 "replica-read",
                 &jobs,
                 &done_to,
                 move |job| match job {
                     Job::Read { offset, length } => {
-                        was_read(&replica, reader.read(replica.data(), offset, length))
+                        let read = reader.read(replica.data(), offset, length);
+                        was_read(&replica, offset, read, |content| match &sums {
+                            Some(sums) => rotten_in_file(sums, offset, content),
+                            None => Ok(Vec::new()),
+                        })
                     }
                     _ => DiskResult::Failed,
                 },
@@ -141,6 +164,7 @@ impl FileDisk {
             provisioning,
             note,
             note_failed: false,
+            sums,
             meta: Some(meta),
             sync: Some(sync),
             read: Some(read),
@@ -150,27 +174,68 @@ impl FileDisk {
         let found = Found {
             meta: found_meta,
             note: key,
+            rotten,
         };
         Ok((disk, found))
     }
 
-    fn write(&self, offset: u64, data: &[u8]) -> DiskResult {
+    fn write(&mut self, offset: u64, data: Bytes) -> DiskResult {
+        let content = Content::Data(data);
+        let before = match self.sums_before(offset, &content) {
+            Ok(before) => before,
+            Err(result) => return result,
+        };
+        let Content::Data(data) = &content else {
+            return DiskResult::Failed;
+        };
         let written = self.replica.data().write_all_at(data, offset);
-        self.answer("write", written)
+        self.written("write", written, before.as_ref())
     }
 
-    fn zero(&self, offset: u64, length: u64) -> DiskResult {
+    fn zero(&mut self, offset: u64, length: u64) -> DiskResult {
+        let before = match self.sums_before(offset, &Content::Zeros(length)) {
+            Ok(before) => before,
+            Err(result) => return result,
+        };
         let data = self.replica.data();
         let made = match self.provisioning {
             Provisioning::Thin => punch(data, offset, length),
             Provisioning::Thick => zero(data, offset, length),
         };
-        match made {
+        let (doing, made) = match made {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
-                self.answer("write zeros to", write_zeros(data, offset, length))
+                ("write zeros to", write_zeros(data, offset, length))
             }
-            other => self.answer("zero", other.map_err(io::Error::from)),
+            other => ("zero", other.map_err(io::Error::from)),
+        };
+        self.written(doing, made, before.as_ref())
+    }
+
+    /// Stores the sums of what is about to be written.
+    fn sums_before(
+        &mut self,
+        offset: u64,
+        content: &Content,
+    ) -> std::result::Result<Option<Overwritten>, DiskResult> {
+        let Some(sums) = &mut self.sums else {
+            return Ok(None);
+        };
+        match sums.before_write(self.replica.data(), offset, content) {
+            Ok(before) => Ok(Some(before)),
+            Err(error) => Err(self.answer("store the sums of", Err(error))),
         }
+    }
+
+    fn written(
+        &mut self,
+        doing: &str,
+        result: io::Result<()>,
+        before: Option<&Overwritten>,
+    ) -> DiskResult {
+        if let (Err(_), Some(sums), Some(before)) = (&result, &mut self.sums, before) {
+            sums.write_failed(self.replica.data(), before);
+        }
+        self.answer(doing, result)
     }
 
     fn answer(&self, doing: &str, result: io::Result<()>) -> DiskResult {
@@ -195,20 +260,30 @@ impl FileDisk {
 impl Disk for FileDisk {
     fn submit(&mut self, token: u64, op: DiskOp) -> Option<DiskResult> {
         match op {
-            DiskOp::Write { offset, data } => Some(self.write(offset, &data)),
+            DiskOp::Write { offset, data } => Some(self.write(offset, data)),
             DiskOp::Zero { offset, length } => Some(self.zero(offset, length)),
             DiskOp::Read { offset, length } => {
                 let at_once = self.reader.at_once(self.replica.data(), offset, length);
                 match at_once {
-                    Some(result) => Some(was_read(&self.replica, result)),
+                    Some(result) => {
+                        let sums = &mut self.sums;
+                        let rotten = |content: &Content| match sums {
+                            Some(sums) => sums.rotten(offset, content),
+                            None => Ok(Vec::new()),
+                        };
+                        Some(was_read(&self.replica, offset, result, rotten))
+                    }
                     None => {
                         let job = Job::Read { offset, length };
                         Self::hand_over(self.read.as_ref(), token, job)
                     }
                 }
             }
-            DiskOp::Sync => Self::hand_over(self.sync.as_ref(), token, Job::Sync),
+            DiskOp::Sync { sums } => Self::hand_over(self.sync.as_ref(), token, Job::Sync { sums }),
             DiskOp::Persist(change) => {
+                if let Some(sums) = &mut self.sums {
+                    sums.changes(&change);
+                }
                 Self::hand_over(self.meta.as_ref(), token, Job::Persist(change))
             }
             DiskOp::Reserve { size } => {
@@ -260,6 +335,12 @@ impl Disk for FileDisk {
             inode: stat.ino(),
         })
     }
+
+    fn look(&mut self) {
+        if let Some(sums) = &mut self.sums {
+            sums.look(Instant::now());
+        }
+    }
 }
 
 impl Drop for FileDisk {
@@ -270,6 +351,8 @@ impl Drop for FileDisk {
             // A thread that panicked has said so.
             let _ = thread.join();
         }
+        // Last of all, when nothing is written any more.
+        self.sums = None;
     }
 }
 
@@ -302,7 +385,7 @@ fn work_on_meta(
     let result = match job {
         Job::Persist(change) => store.persist(change),
         Job::Reserve { size } => replica.reserve(trellis_api::Bytes::new(*size), provisioning),
-        Job::Sync | Job::Read { .. } => return DiskResult::Failed,
+        Job::Sync { .. } | Job::Read { .. } => return DiskResult::Failed,
     };
     match result {
         Ok(()) => DiskResult::Done,
@@ -321,19 +404,53 @@ fn work_on_meta(
     }
 }
 
-fn sync_data(replica: &Replica) -> DiskResult {
-    match replica.sync() {
-        Ok(()) => DiskResult::Done,
-        Err(error) => {
-            let path = replica.data_path();
-            tracing::warn!(
-                "could not sync {}: {}",
-                path.display(),
-                super::in_full(&error)
-            );
-            DiskResult::Failed
-        }
+/// Makes the bytes durable, and their sums if those are needed at once.
+fn sync_files(replica: &Replica, sums: Option<&SumFile>, job: &Job) -> DiskResult {
+    if let Err(error) = replica.sync() {
+        let path = replica.data_path();
+        tracing::warn!("could not sync {}: {}", path.display(), super::in_full(&error));
+        return DiskResult::Failed;
     }
+    if let (Job::Sync { sums: true }, Some(sums)) = (job, sums)
+        && let Err(error) = sums.sync()
+    {
+        tracing::warn!("{}", super::in_full(&error));
+        return DiskResult::Failed;
+    }
+    DiskResult::Done
+}
+
+/// The sums of a replica: those that it has, or new ones if it should have some.
+fn open_sums(
+    replica: &Replica,
+    meta: &Meta,
+    note: Option<Key>,
+    provisioning: Provisioning,
+    wanted: bool,
+) -> Result<(Option<SumKeeper>, Vec<Region>)> {
+    let file = match SumFile::open(replica)? {
+        Some(file) => file,
+        None if !wanted => return Ok((None, Vec::new())),
+        None => {
+            let never_written = meta.durable == Key::FRESH
+                && meta.stamps.iter().all(|stamp| *stamp == Epoch::NEVER)
+                && (provisioning == Provisioning::Thick || replica.takes_no_space()?);
+            let coverage = if never_written {
+                Coverage::Whole
+            } else {
+                Coverage::Partial
+            };
+            SumFile::make(replica, coverage)?
+        }
+    };
+    let ended = if note.is_some() {
+        Ended::ProcessDied
+    } else {
+        Ended::PowerLost
+    };
+    let applied = note.map_or(meta.durable, |note| note.max(meta.durable));
+    let (sums, rotten) = SumKeeper::start(replica, file, meta, applied.epoch, ended)?;
+    Ok((Some(sums), rotten))
 }
 
 fn is_full(error: &io::Error) -> bool {
@@ -356,11 +473,27 @@ fn write_zeros(file: &std::fs::File, mut offset: u64, mut length: u64) -> io::Re
     Ok(())
 }
 
-fn was_read(replica: &Replica, result: io::Result<Content>) -> DiskResult {
-    match result {
-        Ok(content) => DiskResult::Read(content),
+/// What a read has found, once its blocks were compared with their sums.
+fn was_read(
+    replica: &Replica,
+    offset: u64,
+    result: io::Result<Content>,
+    rotten: impl FnOnce(&Content) -> io::Result<Vec<u32>>,
+) -> DiskResult {
+    let found = result.and_then(|content| Ok((rotten(&content)?, content)));
+    let path = replica.data_path();
+    match found {
+        Ok((bad, content)) if bad.is_empty() => DiskResult::Read(content),
+        Ok((bad, content)) => {
+            let first = offset + u64::from(bad[0]) * BLOCK.get();
+            tracing::warn!(
+                "{} of the blocks read at {offset} of {} do not match their sums, the first at {first}",
+                bad.len(),
+                path.display()
+            );
+            DiskResult::Rotten { content, bad }
+        }
         Err(error) => {
-            let path = replica.data_path();
             tracing::warn!("could not read {}: {error}", path.display());
             DiskResult::Failed
         }

@@ -23,6 +23,7 @@ mod lent;
 mod link;
 mod reader;
 mod server;
+mod sums;
 mod survey;
 mod volume;
 
@@ -51,6 +52,8 @@ pub struct ReplicaSettings {
     pub identity: Identity,
     /// How it gets its space.
     pub provisioning: Provisioning,
+    /// Whether it should have sums of its blocks. One that has some keeps them.
+    pub checksums: bool,
 }
 
 /// An error with its cause, for a line in a log.

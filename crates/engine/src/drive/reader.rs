@@ -37,6 +37,11 @@ impl Reader {
         }
     }
 
+    /// Whether the file is in memory.
+    pub(super) fn never_waits(&self) -> bool {
+        self.in_memory
+    }
+
     /// Reads a range if that needs no waiting for a disk.
     pub(super) fn at_once(
         &self,

@@ -53,7 +53,10 @@ impl Member {
         if self.flush.token.is_none() && !self.flush.waiting.is_empty() {
             self.flush.running = std::mem::take(&mut self.flush.waiting);
             self.flush.persisting = false;
-            self.flush.token = Some(self.ask_disk(DiskOp::Sync, out));
+            // A repaired region counts from then on, perhaps with an old stamp: its sums must be right.
+            let is_region = |item: &Item| matches!(item, Item::Region { .. });
+            let sums = self.flush.running.iter().any(is_region);
+            self.flush.token = Some(self.ask_disk(DiskOp::Sync { sums }, out));
         }
     }
 
@@ -74,7 +77,10 @@ impl Member {
                     }
                     Item::Region {
                         session, region, ..
-                    } => self.answer(session, Answer::RepairDone { region }, out),
+                    } => {
+                        self.suspects.remove(&region);
+                        self.answer(session, Answer::RepairDone { region }, out);
+                    }
                 }
             }
             return;

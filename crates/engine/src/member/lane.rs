@@ -177,14 +177,15 @@ impl Member {
             };
             return self.begin(zero, Work::JoinZero { session, terms }, out);
         }
-        self.begin(DiskOp::Sync, Work::JoinSync { session, terms }, out);
+        let op = DiskOp::Sync { sums: false };
+        self.begin(op, Work::JoinSync { session, terms }, out);
     }
 
     fn report(&mut self, session: SessionId, from: Region, out: &mut Vec<Effect>) {
         let count = self.meta.stamps.len().saturating_sub(from.index());
         let states = (from.0..)
             .take(count.min(REGIONS_PER_PAGE_MAX))
-            .map(|region| self.meta.region(Region(region)))
+            .map(|region| self.reported(Region(region)))
             .collect();
         self.answer(session, Answer::Regions { from, states }, out);
     }
@@ -403,6 +404,7 @@ impl Member {
     ) {
         let result = match result {
             DiskResult::Read(content) if content.length() == read.range.1 => Ok(content),
+            // What is not right is never shown, nor what else was read with it.
             _ => Err(ReadFault::Medium),
         };
         let tag = read.tag;
@@ -522,7 +524,8 @@ impl Member {
             // A size that does not fit: whoever wants it must make it part of a join.
             Work::Record { .. } if result == DiskResult::NoSpace => self.halt(out),
             Work::JoinZero { session, terms } => {
-                self.begin(DiskOp::Sync, Work::JoinSync { session, terms }, out);
+                let op = DiskOp::Sync { sums: false };
+                self.begin(op, Work::JoinSync { session, terms }, out);
             }
             Work::JoinSync { session, terms } if done => self.join_size(session, terms, out),
             Work::JoinSync { .. } => self.sync_failed(out),

@@ -37,14 +37,14 @@ mod flush;
 mod lane;
 mod repair;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::proto::{
     Answer, Body, Content, Entry, EntryOp, Envelope, Geometry, Key, Meta, MetaChange, Promise,
-    Region, ReplicaId, Request, Surveyed,
+    Region, RegionState, ReplicaId, Request, Stale, Surveyed,
 };
 use flush::FlushLane;
 use lane::Work;
@@ -98,6 +98,13 @@ pub enum DiskResult {
     Done,
     /// Done, and these are the bytes.
     Read(Content),
+    /// Done, and some of the blocks are not what was written there.
+    Rotten {
+        /// The bytes.
+        content: Content,
+        /// Which blocks are not right, counted from the first that was read.
+        bad: Vec<u32>,
+    },
     /// There is no space. Of a write a part may have been done, of anything else nothing.
     NoSpace,
     /// It failed, and what is on the disk there is unknown.
@@ -162,7 +169,10 @@ pub enum DiskOp {
         length: u64,
     },
     /// Make durable all that was written before.
-    Sync,
+    Sync {
+        /// The sums of its blocks too.
+        sums: bool,
+    },
     /// Make a change of the meta data durable. Changes of the size extend the data file first, and
     /// may answer that there is no space.
     Persist(Box<MetaChange>),
@@ -268,6 +278,8 @@ pub struct Member {
     reads: BTreeMap<u64, ReadAtDisk>,
     flush: FlushLane,
     repairs: BTreeMap<Region, Overlay>,
+    /// Regions of which not every block is what was written, and which were written last.
+    suspects: BTreeSet<Region>,
     token_last: u64,
     #[cfg(feature = "flaws")]
     flaws: Flaws,
@@ -302,9 +314,32 @@ impl Member {
             reads: BTreeMap::new(),
             flush: FlushLane::default(),
             repairs: BTreeMap::new(),
+            suspects: BTreeSet::new(),
             token_last: 0,
             #[cfg(feature = "flaws")]
             flaws: Flaws::default(),
+        }
+    }
+
+    /// The same replica, which found blocks in these regions that are not what was written. A coordinator that
+    /// has the choice should take another one's bytes: they are told as equal to nobody's.
+    pub fn suspecting(mut self, regions: impl IntoIterator<Item = Region>) -> Member {
+        self.suspects.extend(regions);
+        self
+    }
+
+    /// What a coordinator is told of a region.
+    fn reported(&self, region: Region) -> RegionState {
+        let state = self.meta.region(region);
+        let is_suspect = self.suspects.contains(&region);
+        RegionState {
+            stale: state.stale.or_else(|| {
+                is_suspect.then_some(Stale {
+                    key: self.applied,
+                    mixed: true,
+                })
+            }),
+            ..state
         }
     }
 

@@ -100,6 +100,7 @@ mod pair;
 mod pool;
 mod serve;
 mod store;
+mod sums;
 mod superblock;
 mod survey;
 
@@ -117,6 +118,7 @@ pub use name::NAME_LENGTH_MAX;
 pub(crate) use note::NoteFile;
 pub use pool::{Pool, PoolCapacity};
 pub use store::{Measure, Replica};
+pub(crate) use sums::{NearSums, SLOTS_MAX, SumFile};
 pub use superblock::Fault;
 pub use survey::{Survey, Surveyed, survey};
 

@@ -332,6 +332,19 @@ impl Replica {
         Ok(())
     }
 
+    /// The same file, opened again. A sync of it that fails is told here, and again to whoever syncs
+    /// [`Replica::data`].
+    pub(crate) fn data_again(&self) -> Result<File> {
+        let path = &self.shared.data_path;
+        let absent = || Error::DataAbsent { path: path.clone() };
+        self.shared.dir.file(DATA)?.ok_or_else(absent)
+    }
+
+    /// Whether no byte was ever written to the data file, as far as its space tells.
+    pub(crate) fn takes_no_space(&self) -> Result<bool> {
+        Ok(self.shared.facts()?.allocated == Bytes::ZERO)
+    }
+
     /// Sets space aside for a growth to `to`. A thin replica promises no space; it only has to be able
     /// to have that length.
     pub(crate) fn reserve(&self, to: Bytes, provisioning: Provisioning) -> Result<()> {

@@ -28,6 +28,9 @@ pub struct ServeReplica {
     /// Whether every byte is allocated
     #[arg(long)]
     thick: bool,
+    /// Do not make sums of the blocks, if it has none yet
+    #[arg(long)]
+    without_checksums: bool,
     /// Where to listen
     #[arg(long)]
     listen: Address,
@@ -54,6 +57,7 @@ pub async fn run(verb: &ServeReplica) -> anyhow::Result<()> {
         } else {
             Provisioning::Thin
         },
+        checksums: !verb.without_checksums,
     };
     let listen = verb.listen.clone();
     let mut server = tokio::task::spawn_blocking(move || ReplicaServer::start(settings, &listen))

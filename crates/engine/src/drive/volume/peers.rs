@@ -19,8 +19,10 @@ use crate::drive::core::Wish;
 use crate::drive::lent::Arena;
 use crate::drive::link::{Link, LinkError, Stream};
 use crate::drive::reader::Reader;
+use crate::drive::sums::{rotten, slots_of};
 use crate::member;
 use crate::proto::{Answer, Body, Content, Envelope, ReplicaId};
+use crate::replica::NearSums;
 use crate::wire::{Arrival, Place as FilePlace};
 
 /// How long until a connection that was lost is made again: at first, and at most. It doubles with
@@ -74,6 +76,8 @@ struct Dialled {
 struct NearFile {
     file: File,
     reader: Reader,
+    /// The sums of its blocks, if it has some.
+    sums: Option<NearSums>,
 }
 
 /// A data file that was opened.
@@ -389,11 +393,12 @@ impl Peers {
             match opened {
                 Ok(Some(file)) => {
                     let reader = Reader::new(&file, buffers);
+                    let sums = NearSums::beside(&place.path);
                     // The volume may have ended meanwhile.
                     let _ = to.send(Found {
                         replica,
                         session,
-                        file: NearFile { file, reader },
+                        file: NearFile { file, reader, sums },
                     });
                 }
                 // It is read by messages then.
@@ -417,9 +422,17 @@ impl Peers {
         if peer.session != Some(session) {
             return None;
         }
-        let NearFile { file, reader } = peer.file.as_ref()?;
-        // A disk that fails is its replica's to tell of.
-        reader.at_once(file, offset, length)?.ok()
+        let NearFile { file, reader, sums } = peer.file.as_ref()?;
+        // A disk that fails, and a block that is not what was written there, is its replica's to tell of.
+        let content = reader.at_once(file, offset, length)?.ok()?;
+        if let Some(sums) = sums {
+            let (first, mut slots) = slots_of(offset, length);
+            sums.load(first, &mut slots, reader.never_waits())?;
+            if !rotten(&content, &slots, sums.coverage()).is_empty() {
+                return None;
+            }
+        }
+        Some(content)
     }
 
     fn connected(&mut self, dialled: Dialled, happened: &mut Vec<Happened>) {

@@ -64,7 +64,8 @@ impl World {
             64..66 => self.rot(node),
             66..67 => self.flip(node),
             67..68 => self.lose_memory(node),
-            68..80 => self.grow(),
+            68..79 => self.grow(),
+            79..80 => self.tell_chief(self.current, Event::Scrub),
             80..83 => {
                 let id = Uuid::from_u128(u128::from(self.rng.draw()));
                 self.tell_chief(self.current, Event::Snapshot { id });
@@ -86,6 +87,26 @@ impl World {
             96..99 => self.stranger(node),
             _ => self.recover(),
         }
+    }
+
+    /// Everything is in sync: bits of some blocks flip, on one disk each. Says how many.
+    pub(crate) fn flip_some(&mut self) -> u64 {
+        let before = self.stats.flips;
+        let members = self.chiefs[self.current]
+            .coordinator
+            .status()
+            .view
+            .members();
+        let nodes: Vec<usize> = (0..self.nodes.len())
+            .filter(|node| members.contains(&self.nodes[*node].id))
+            .collect();
+        if nodes.len() > 1 {
+            for _ in 0..8 {
+                let node = nodes[self.rng.index(nodes.len())];
+                self.flip(node);
+            }
+        }
+        self.stats.flips - before
     }
 
     /// A replica dies, and comes back after a while.
@@ -220,6 +241,7 @@ impl World {
         self.trace(|| "everything heals".to_owned());
         self.faulty = false;
         self.uncut();
+        self.reset_all();
         self.net.bad_per_mille = 0;
         self.net.delay_us = 0;
         for node in 0..self.nodes.len() {

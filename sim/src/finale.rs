@@ -22,6 +22,7 @@ impl World {
             return self.stuck("a last growth");
         }
         self.rest("everything in sync after a growth")?;
+        self.scrub_mends_all()?;
         self.client_flush();
         let blocks = self.size_served / u64::from(GEOMETRY.block_bytes);
         for first in (0..blocks).step_by(8) {
@@ -29,6 +30,33 @@ impl World {
             self.rest("a read of everything")?;
         }
         self.compare(blocks)
+    }
+
+    /// Bits flip on one copy of some blocks. A scrub finds exactly these, and mends all of them.
+    fn scrub_mends_all(&mut self) -> Result<(), Found> {
+        let last = |world: &World| world.chiefs[world.current].coordinator.status().scrub;
+        let end = self.now + REST_MS * 1_000;
+        // One that was asked for before may still run, or have found what was left.
+        if !self.go_on_until(end, |world| last(world).running.is_none())? {
+            return self.stuck("an earlier scrub");
+        }
+        let number = last(self).last.map_or(0, |result| result.number);
+        let flips = self.flip_some();
+        self.tell_chief(self.current, Event::Scrub);
+        let is_over = |world: &World| last(world).last.is_some_and(|it| it.number > number);
+        if !self.go_on_until(end, is_over)? {
+            return self.stuck("a scrub");
+        }
+        let result = last(self).last.unwrap_or_default();
+        if result.found != flips || result.mended != flips || result.differed != 0 {
+            let (found, mended) = (result.found, result.mended);
+            return Err(self.found(Failure::Scrub {
+                flips,
+                found,
+                mended,
+            }));
+        }
+        self.rest("everything in sync after a scrub")
     }
 
     fn rest(&mut self, what: &str) -> Result<(), Found> {

@@ -104,6 +104,15 @@ pub enum Failure {
     ObeyedStranger,
     /// A superseded coordinator has acknowledged a write.
     SplitBrain,
+    /// A scrub has not found, or not mended, what there was.
+    Scrub {
+        /// Blocks whose bits had flipped.
+        flips: u64,
+        /// Blocks that it says did not match.
+        found: u64,
+        /// Blocks that it says it mended.
+        mended: u64,
+    },
     /// A marker that a client was told of is gone.
     MarkerLost,
     /// A change of who the replicas are has let a full copy go before there was another one.

@@ -11,6 +11,9 @@ use crate::world::{Happening, World};
 /// So many of a thousand connections are between processes of one machine.
 const NEAR_PER_MILLE: u64 = 600;
 
+/// So many of a thousand connections are to replicas that compare blocks with their sums on demand.
+const VERIFIES_PER_MILLE: u64 = 800;
+
 /// So many of a thousand looks at such a replica's disk find what they look for in memory.
 const PEEKS_PER_MILLE: u64 = 800;
 
@@ -75,6 +78,11 @@ impl World {
         );
         let replica = self.nodes[node].id;
         self.tell_chief(index, coordinator::Event::Opened { replica, session });
+        // An older replica does not say what it knows.
+        if self.rng.chance(VERIFIES_PER_MILLE) || !self.faulty {
+            let event = coordinator::Event::Verifies { replica, session };
+            self.tell_chief(index, event);
+        }
         if near.is_some() {
             let delay = self.rng.below(20_000);
             let event = coordinator::Event::Near { replica, session };
@@ -245,6 +253,11 @@ impl World {
     pub(crate) fn cut(&mut self, index: usize, node: usize) {
         self.trace(|| format!("cut between coordinator {index} and node {node}"));
         self.net.cut.insert((index, node));
+    }
+
+    /// All connections end, and are made anew.
+    pub(crate) fn reset_all(&mut self) {
+        self.close_where(|_, _| true);
     }
 
     pub(crate) fn uncut(&mut self) {

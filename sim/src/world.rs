@@ -133,6 +133,7 @@ fn limits() -> Limits {
         roll_ms: 300,
         repairs_per_replica_max: 3,
         repair_bytes_per_second: 64 * 200,
+        scrub_bytes_per_second: 64 * 400,
         repair_retry_ms: 150,
         retake_ms: 300,
     }

@@ -101,6 +101,10 @@ fn contents() -> impl Strategy<Value = Content> {
     ]
 }
 
+fn blocks() -> impl Strategy<Value = Vec<u32>> {
+    prop::collection::vec(any::<u32>(), 0..50)
+}
+
 fn ops() -> impl Strategy<Value = EntryOp> {
     prop_oneof![
         regions().prop_map(|region| EntryOp::Skip { region }),
@@ -147,6 +151,24 @@ fn requests() -> impl Strategy<Value = Request> {
         }),
         regions().prop_map(|region| Request::RepairBegin { region }),
         regions().prop_map(|region| Request::RepairDrop { region }),
+        any::<(u64, u64, u64)>().prop_map(|(tag, offset, length)| Request::Salvage {
+            tag,
+            offset,
+            length
+        }),
+        any::<(u64, u64, u64)>().prop_map(|(tag, offset, length)| Request::Verify {
+            tag,
+            offset,
+            length
+        }),
+        (regions(), any::<u64>(), contents(), blocks()).prop_map(
+            |(region, stamp, content, except)| Request::RepairPart {
+                region,
+                stamp: Epoch::from_raw(stamp),
+                content,
+                except,
+            }
+        ),
         (regions(), any::<u64>(), contents()).prop_map(|(region, stamp, content)| {
             Request::RepairData {
                 region,
@@ -227,6 +249,16 @@ fn answers() -> impl Strategy<Value = Answer> {
         (any::<u64>(), results).prop_map(|(tag, result)| Answer::Read { tag, result }),
         regions().prop_map(|region| Answer::RepairDone { region }),
         surveys().prop_map(|it| Answer::Surveyed(Box::new(it))),
+        (any::<u64>(), contents(), blocks()).prop_map(|(tag, content, bad)| Answer::Salvaged {
+            tag,
+            content,
+            bad
+        }),
+        (any::<u64>(), any::<u32>(), blocks()).prop_map(|(tag, digest, bad)| Answer::Verified {
+            tag,
+            digest,
+            bad
+        }),
     ]
 }
 
@@ -312,7 +344,7 @@ proptest! {
         let header = *bytes.first_chunk().unwrap();
         let body = Bytes::copy_from_slice(&bytes[HEADER_BYTES..]);
         let found = decode_any(&header, &body, Sum::Whole, &borrowed);
-        if kind > 5 {
+        if kind > 6 {
             prop_assert!(found.is_err());
         }
     }

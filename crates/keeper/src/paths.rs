@@ -50,6 +50,11 @@ impl RunDir {
         self.0.join("secret")
     }
 
+    /// When the copies were last compared with the sums of their blocks, and what was found.
+    pub fn scrubbed(&self) -> PathBuf {
+        self.0.join("scrubbed")
+    }
+
     /// The process with that name: `target`, or the number of a copy.
     pub fn process(&self, name: &str) -> ProcessPaths {
         let path = |kind: &str| self.0.join(format!("{name}.{kind}"));

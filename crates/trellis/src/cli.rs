@@ -308,6 +308,14 @@ pub enum VolumeVerb {
         #[arg(short, long, value_enum, value_name = "FORMAT")]
         output: Option<Format>,
     },
+    /// Compare all copies with the sums of their blocks and mend what has rotted, while the claim is in use
+    Scrub {
+        /// The claim
+        claim: String,
+        /// Wait until it is done, and say what was found
+        #[arg(long)]
+        wait: bool,
+    },
     /// Replace the copy on a pool by one on another pool, while the claim is in use
     Replace {
         /// The claim

@@ -20,10 +20,10 @@ pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus, UNKNOWN_COPIES_MAX, Unk
 pub use recovery::{Recovery, RecoveryRecord};
 pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
-pub use target::{Members, ReplicaSeen, ReplicaState, Target, TargetSpec, TargetStatus};
+pub use target::{Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus};
 pub use volume::{
-    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime, Via, Volume,
-    VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum,
+    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime,
+    SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.

@@ -1,5 +1,7 @@
 //! `Target`: what serves a volume, and what it was measured to serve.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -58,12 +60,48 @@ pub struct TargetStatus {
     /// What the bytes are of a volume that is not in use and has several copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Content>,
+    /// What comparing the copies with the sums of their blocks has found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<ScrubSeen>,
     /// What keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
     /// `Resizing`; and of several copies `Available`, `RedundancyMet` and `SizeConverged`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// How far a scrub is, and what the last one has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ScrubSeen {
+    /// How much of the volume the one that runs has looked at, in hundredths; none if none runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running_percent: Option<u32>,
+    /// When the last one ended (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished: Option<String>,
+    /// The request that the last one has met, as the volume had it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
+    /// Bytes of the volume that it looked at, in every copy that was there.
+    #[serde(default)]
+    pub checked: Bytes,
+    /// Blocks that did not match their sums.
+    #[serde(default)]
+    pub found: u64,
+    /// How many of these were mended.
+    #[serde(default)]
+    pub mended: u64,
+    /// Regions in which copies differed although their sums matched.
+    #[serde(default)]
+    pub differed: u64,
+    /// Regions that no copy could compare.
+    #[serde(default)]
+    pub skipped: u64,
+    /// Blocks that did not match, by copy, since its target began; found by scrubs and by repairs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rotten: BTreeMap<String, u64>,
 }
 
 /// The copies that count.

@@ -58,6 +58,15 @@ pub struct VolumeSpec {
     /// Whether every byte is allocated from the start.
     #[serde(default)]
     pub thick: bool,
+    /// Whether copies keep sums of their blocks, so that rot is found and mended. Decided when the volume is made.
+    #[serde(default = "by_default")]
+    pub checksums: bool,
+    /// How often all copies are compared with their sums, in seconds; 0: only when it is asked for.
+    #[serde(default = "scrub_interval")]
+    pub scrub_interval_seconds: u64,
+    /// When somebody last asked for that (RFC 3339). Another value is another request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub_requested: Option<String>,
     /// The filesystem to make at the first use; none for a block volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemKind>,
@@ -147,6 +156,13 @@ impl Volume {
     pub fn is_released(&self) -> bool {
         self.spec.released_by.as_ref() == Some(&self.spec.claim.uid)
     }
+}
+
+/// How often copies are compared with their sums, unless a class says otherwise: once a week.
+pub const SCRUB_INTERVAL_SECONDS: u64 = 7 * 24 * 60 * 60;
+
+fn scrub_interval() -> u64 {
+    SCRUB_INTERVAL_SECONDS
 }
 
 fn by_default() -> bool {

@@ -253,6 +253,10 @@ fn replicated_job(
                     .map(u64::from)
                     .map(Duration::from_secs),
                 addresses: addresses.collect(),
+                scrub: ScrubWish {
+                    requested: volume.spec.scrub_requested.clone(),
+                    interval_seconds: volume.spec.scrub_interval_seconds,
+                },
             },
             first_copies: reservations(volume).len(),
         }),
@@ -283,6 +287,10 @@ fn replica_job(
         thick: object.spec.thick,
         about: about(view, object),
         served: view.is_replicated(),
+        checksums: view
+            .volume
+            .as_ref()
+            .is_none_or(|volume| volume.spec.checksums),
     };
     let measured = was_measured(view, object);
     // A replica goes with its volume, which goes only when its claim was deleted, and says so in `discard`. One that
@@ -474,6 +482,9 @@ mod tests {
             replicated: false,
             via: None,
             thick: false,
+            checksums: true,
+            scrub_interval_seconds: 0,
+            scrub_requested: None,
             filesystem: None,
             online_growth: true,
             when_below_quorum: trellis_api::kinds::WhenBelowQuorum::Wait,

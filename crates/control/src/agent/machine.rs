@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use trellis_api::about::About;
 use trellis_api::kinds::{
-    Content, FilesystemKind, Members, Recovery, ReplicaSeen, UnknownCopy, Usage, Via,
+    Content, FilesystemKind, Members, Recovery, ReplicaSeen, ScrubSeen, UnknownCopy, Usage, Via,
 };
 use trellis_api::{Bytes, Hold, Rung};
 
@@ -35,6 +35,8 @@ pub struct ReplicaPlace {
     pub about: Option<About>,
     /// Whether a process of its own serves it.
     pub served: bool,
+    /// Whether it keeps sums of its blocks, if it is one of several.
+    pub checksums: bool,
 }
 
 /// A volume in use on this machine, whoever uses it.
@@ -107,6 +109,18 @@ pub struct CopyFound {
     pub address: String,
 }
 
+/// When the copies of a volume shall be compared with the sums of their blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScrubWish {
+    /// The last request. Another value is another request.
+    #[serde(default)]
+    pub requested: Option<String>,
+    /// How often it is done unasked, in seconds; 0 for never.
+    #[serde(default)]
+    pub interval_seconds: u64,
+}
+
 /// A target on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetPlace {
@@ -129,6 +143,8 @@ pub struct TargetPlace {
     pub asks_every: Option<Duration>,
     /// Where the copies can be reached, by identity; also those that do not count yet or not any more.
     pub addresses: BTreeMap<String, String>,
+    /// When they are compared with the sums of their blocks.
+    pub scrub: ScrubWish,
 }
 
 /// The copies that are asked for.
@@ -168,6 +184,8 @@ pub struct TargetFound {
     pub redundancy_met: bool,
     /// Every copy has the volume's size.
     pub size_converged: bool,
+    /// What comparing the copies with their sums has found.
+    pub scrub: Option<ScrubSeen>,
     /// What keeps it from serving or growing.
     pub hold: Option<Hold>,
 }

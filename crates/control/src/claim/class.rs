@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::StorageClass;
-use trellis_api::kinds::{FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, Via, WhenBelowQuorum};
+use trellis_api::kinds::{
+    FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, SCRUB_INTERVAL_SECONDS, Via, WhenBelowQuorum,
+};
 use trellis_api::{Hold, HoldReason};
 
 /// A class in our own terms.
@@ -28,6 +30,10 @@ pub struct Class {
     pub when_below_quorum: WhenBelowQuorum,
     /// How long they wait then, in seconds, if it is said.
     pub patience_seconds: Option<u32>,
+    /// Whether copies keep sums of their blocks.
+    pub checksums: bool,
+    /// How often copies are compared with their sums, in seconds; 0 for never.
+    pub scrub_interval_seconds: u64,
     /// Whether a claim waits until something uses it.
     pub waits_for_consumer: bool,
     /// What becomes of the volume when its claim is gone: `Delete` or `Retain`.
@@ -57,6 +63,8 @@ impl Class {
             online_growth: true,
             when_below_quorum: WhenBelowQuorum::Wait,
             patience_seconds: None,
+            checksums: true,
+            scrub_interval_seconds: SCRUB_INTERVAL_SECONDS,
             waits_for_consumer: class.volume_binding_mode.as_deref()
                 == Some("WaitForFirstConsumer"),
             reclaim_policy: class
@@ -162,6 +170,15 @@ impl Class {
                 self.patience_seconds = Some(seconds(value).ok_or(allowed)?);
                 Ok(())
             }
+            "checksums" => {
+                self.checksums = value.parse().map_err(|_| "\"true\" or \"false\"")?;
+                Ok(())
+            }
+            "scrubInterval" => {
+                self.scrub_interval_seconds = interval(value)
+                    .ok_or("a number of hours or days, as \"12h\" or \"7d\", or \"0\"")?;
+                Ok(())
+            }
             FSTYPE_PARAMETER => {
                 self.filesystem = value.parse().map_err(|_| "xfs, btrfs, ext4 or ext3")?;
                 Ok(())
@@ -169,7 +186,7 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, via, pools, thick, onlineGrowth, whenBelowQuorum, patience and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, via, pools, thick, checksums, scrubInterval, onlineGrowth, whenBelowQuorum, patience and csi.storage.k8s.io/fstype",
             ),
         }
     }
@@ -186,6 +203,21 @@ fn seconds(value: &str) -> Option<u32> {
         _ => return None,
     };
     number.checked_mul(unit).filter(|seconds| *seconds > 0)
+}
+
+/// A time in seconds: `12h`, `7d`, or `0`.
+fn interval(value: &str) -> Option<u64> {
+    const HOUR: u64 = 60 * 60;
+    if value == "0" {
+        return Some(0);
+    }
+    let (count, unit) = if let Some(hours) = value.strip_suffix('h') {
+        (hours, HOUR)
+    } else {
+        (value.strip_suffix('d')?, 24 * HOUR)
+    };
+    let count: u64 = count.parse().ok().filter(|count| *count > 0)?;
+    count.checked_mul(unit)
 }
 
 fn copies(value: &str) -> Option<u32> {
@@ -211,6 +243,24 @@ mod tests {
     }
 
     // Fails if a parameter is read as another value than it says.
+    #[test]
+    fn sums_are_kept_unless_the_class_says_otherwise() {
+        // Fails if a class cannot turn them off, or an interval means something else than it says.
+        let read = |parameters: &[(&str, &str)]| {
+            let read = Class::read(&class(parameters));
+            read.map(|class| (class.checksums, class.scrub_interval_seconds))
+                .ok()
+        };
+        assert_eq!(read(&[("replicas", "2")]), Some((true, 604_800)));
+        assert_eq!(read(&[("checksums", "false")]), Some((false, 604_800)));
+        assert_eq!(read(&[("scrubInterval", "0")]), Some((true, 0)));
+        assert_eq!(read(&[("scrubInterval", "12h")]), Some((true, 43_200)));
+        assert_eq!(read(&[("scrubInterval", "2d")]), Some((true, 172_800)));
+        for bad in ["7", "d", "0h", "week", "-1d"] {
+            assert_eq!(read(&[("scrubInterval", bad)]), None, "{bad}");
+        }
+    }
+
     #[test]
     fn parameters_are_read() {
         let read = Class::read(&class(&[

@@ -181,6 +181,7 @@ impl State {
                 >= usize::try_from(place.wanted.count).unwrap_or(usize::MAX),
             size_converged: sizes.iter().all(|size| *size == target.size),
             hold: (!available).then(hold),
+            scrub: None,
             members: members.clone(),
         }
     }

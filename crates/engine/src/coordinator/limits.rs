@@ -35,6 +35,9 @@ pub struct Limits {
     pub repairs_per_replica_max: usize,
     /// Bytes that are repaired in a second, over all replicas, beside what clients wait for.
     pub repair_bytes_per_second: u64,
+    /// Bytes of the volume that a scrub looks at in a second, in every copy, while clients want nothing. While they
+    /// do it is a quarter of that.
+    pub scrub_bytes_per_second: u64,
     /// How long until a repair that failed is tried again.
     pub repair_retry_ms: u64,
     /// How long a region may be without any holder before somebody decides again.
@@ -59,6 +62,7 @@ impl Default for Limits {
             roll_ms: 10_000,
             repairs_per_replica_max: 8,
             repair_bytes_per_second: 200 << 20,
+            scrub_bytes_per_second: 96 << 20,
             repair_retry_ms: 1_000,
             retake_ms: 2_000,
         }

@@ -25,7 +25,7 @@
 //! ```
 //!
 //! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io`
-//! (what clients ask for), `reads`, `peek` (reads without asking), `settle` (when they are answered), `repair`, `growth`, `snapshot`,
+//! (what clients ask for), `reads`, `peek` (reads without asking), `settle` (when they are answered), `repair`, `scrub`, `growth`, `snapshot`,
 //! `change` (who the replicas are), `standing` (whose word counts), `clock`, `status`, `limits`.
 
 mod change;
@@ -39,6 +39,7 @@ mod peer;
 mod reads;
 mod region_set;
 mod repair;
+mod scrub;
 mod session;
 mod settle;
 mod snapshot;
@@ -47,7 +48,7 @@ mod status;
 mod stream;
 mod takeover;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use uuid::Uuid;
 
@@ -57,6 +58,7 @@ use crate::proto::{
 pub use growth::GrowthHeld;
 pub use io::{IoError, IoId, IoOp, IoResult};
 pub use limits::Limits;
+pub use scrub::{ScrubProgress, ScrubResult, ScrubStatus};
 pub use standing::Standing;
 pub use status::{NotServed, ReplicaState, ReplicaStatus, Status};
 
@@ -69,6 +71,7 @@ use peer::Peer;
 use reads::PendingRead;
 use region_set::RegionSet;
 use repair::RepairRead;
+use scrub::Scrub;
 use settle::{PendingFlush, PendingWrite};
 
 /// Which connection. The driver gives every connection of a process another number.
@@ -156,6 +159,15 @@ pub enum Event {
         /// The connection.
         session: SessionId,
     },
+    /// A replica compares blocks with their sums on demand, as long as this connection lasts.
+    Verifies {
+        /// The replica.
+        replica: ReplicaId,
+        /// The connection.
+        session: SessionId,
+    },
+    /// All copies should be compared with their sums, and with each other.
+    Scrub,
     /// What a peek has found.
     Peeked {
         /// The tag of the peek.
@@ -308,6 +320,9 @@ pub struct Coordinator {
     tag_last: u64,
 
     repair_reads: BTreeMap<u64, RepairRead>,
+    /// Regions with blocks that no copy can give.
+    hopeless: BTreeSet<Region>,
+    scrub: Scrub,
     repair_budget: u64,
     budget_at: u64,
     orphaned_since: Option<u64>,
@@ -350,6 +365,8 @@ impl Coordinator {
             unflushed: RegionSet::default(),
             tag_last: 0,
             repair_reads: BTreeMap::new(),
+            hopeless: BTreeSet::new(),
+            scrub: Scrub::default(),
             repair_budget: 0,
             budget_at: 0,
             orphaned_since: None,
@@ -380,6 +397,13 @@ impl Coordinator {
                 envelope,
             } => self.received(replica, session, envelope, out),
             Event::Near { replica, session } => self.near(replica, session),
+            Event::Verifies { replica, session } => {
+                let ours = self.session_mut(replica);
+                if let Some(ours) = ours.filter(|ours| ours.id == session) {
+                    ours.verifies = true;
+                }
+            }
+            Event::Scrub => self.scrub(),
             Event::Peeked { tag, content } => self.peeked(tag, content, out),
             Event::Io { id, op } => self.io(id, op, out),
             Event::Cancel { id } => self.cancel(id),
@@ -403,6 +427,9 @@ impl Coordinator {
             self.start_waiting(out);
         }
         self.pump_all(out);
+        if self.phase == Phase::Serving {
+            self.scrub_step(out);
+        }
         if !self.waiting.is_empty() {
             // A read waits until everything before it has been sent, which it has been now.
             self.start_waiting(out);

@@ -108,6 +108,8 @@ pub(super) struct Session {
     pub(super) reads: usize,
     /// What it has applied can be read without asking it.
     pub(super) is_near: bool,
+    /// It compares blocks with their sums on demand.
+    pub(super) verifies: bool,
     /// Its pool has little space left.
     pub(super) is_low: bool,
     /// It owes a read for so long that another replica was asked.
@@ -132,6 +134,7 @@ impl Session {
             sent_bytes: 0,
             reads: 0,
             is_near: false,
+            verifies: false,
             is_low: false,
             is_late: false,
             join_size: 0,
@@ -158,6 +161,8 @@ pub(super) struct Peer {
     pub(super) stale_at_join: usize,
     /// Regions that its disk could not read. It holds them as far as it knows.
     pub(super) damaged: BTreeSet<Region>,
+    /// Regions with blocks that are not right, of which it is the only holder.
+    pub(super) flawed: BTreeSet<Region>,
     pub(super) repairs: BTreeMap<Region, Repair>,
     /// Where the search for the next region to repair goes on.
     pub(super) repair_cursor: Region0,

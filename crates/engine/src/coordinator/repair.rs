@@ -29,6 +29,38 @@ pub(super) struct Repair {
     tried: BTreeSet<ReplicaId>,
     /// Whether the bytes are on their way: to us or to the replica.
     moving: bool,
+    /// What was got of it, if a holder could give only a part.
+    part: Option<Part>,
+}
+
+/// A region of which some blocks are missing.
+#[derive(Clone, Debug)]
+struct Part {
+    bytes: Vec<u8>,
+    missing: BTreeSet<u32>,
+}
+
+impl Part {
+    /// Takes over what another holder has of the missing blocks.
+    fn fill(&mut self, content: &Content, bad: &[u32], block_bytes: usize) {
+        let fills: Vec<u32> = self.missing.iter().copied().collect();
+        for block in fills.into_iter().filter(|block| !bad.contains(block)) {
+            let at = usize::try_from(block).unwrap_or(usize::MAX);
+            let range =
+                at.saturating_mul(block_bytes)..at.saturating_add(1).saturating_mul(block_bytes);
+            let Some(into) = self.bytes.get_mut(range.clone()) else {
+                continue;
+            };
+            match content {
+                Content::Zeros(_) => into.fill(0),
+                Content::Data(data) => match data.get(range) {
+                    Some(from) => into.copy_from_slice(from),
+                    None => continue,
+                },
+            }
+            self.missing.remove(&block);
+        }
+    }
 }
 
 /// A read for a repair.
@@ -51,9 +83,28 @@ impl Coordinator {
             .peers
             .iter()
             .any(|(id, peer)| *id != replica && peer.holds(region));
-        // The last holder stays one: the rest of the region may well be readable.
-        if others && let Some(peer) = self.peers.get_mut(&replica) {
+        let Some(peer) = self.peers.get_mut(&replica) else {
+            return;
+        };
+        if others {
+            peer.flawed.remove(&region);
             peer.damaged.insert(region);
+        } else {
+            // The last holder stays one: the rest of the region may well be readable.
+            peer.flawed.insert(region);
+        }
+    }
+
+    /// A region has another holder. Those that were the only one, and have blocks that are not right, are mended
+    /// from it, unless it cannot give these blocks either.
+    fn mend_flawed(&mut self, region: Region) {
+        if self.hopeless.contains(&region) {
+            return;
+        }
+        let flawed = self.peers.iter();
+        let flawed = flawed.filter(|(_, peer)| peer.is_active() && peer.flawed.contains(&region));
+        for replica in flawed.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.damaged(replica, region);
         }
     }
 
@@ -89,6 +140,7 @@ impl Coordinator {
         let limits = self.settings.limits;
         let elapsed = self.now.saturating_sub(self.budget_at).min(1_000);
         self.budget_at = self.now;
+        self.scrub_refill(elapsed);
         let refill = limits.repair_bytes_per_second.saturating_mul(elapsed) / 1_000;
         self.repair_budget = (self.repair_budget + refill).min(limits.repair_bytes_per_second);
     }
@@ -171,6 +223,7 @@ impl Coordinator {
             Repair {
                 tried: BTreeSet::new(),
                 moving: false,
+                part: None,
             },
         );
         self.send(target, Request::RepairBegin { region }, out);
@@ -236,13 +289,105 @@ impl Coordinator {
         };
         self.repair_reads.insert(tag, read);
         let (offset, length) = self.settings.geometry.extent(region, self.size);
-        let request = Request::Read {
-            tag,
-            offset,
-            length,
+        let verifies = self.session_mut(source).is_some_and(|it| it.verifies);
+        let request = if verifies {
+            Request::Salvage {
+                tag,
+                offset,
+                length,
+            }
+        } else {
+            Request::Read {
+                tag,
+                offset,
+                length,
+            }
         };
         self.send(source, request, out);
         tag
+    }
+
+    /// A holder has given what it can of a region. Blocks that do not match their sums are never passed on.
+    pub(super) fn salvaged(
+        &mut self,
+        replica: ReplicaId,
+        tag: u64,
+        content: Content,
+        bad: &[u32],
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(read) = self
+            .repair_reads
+            .get(&tag)
+            .filter(|it| it.source == replica)
+        else {
+            return;
+        };
+        let (target, region, is_idle) = (read.target, read.region, read.is_idle);
+        if !bad.is_empty() && !is_idle {
+            self.rot_was_read(replica, bad.len());
+        }
+        let block_bytes = usize::try_from(self.settings.geometry.block_bytes).unwrap_or(1);
+        let repair = self
+            .peers
+            .get_mut(&target)
+            .and_then(|it| it.repairs.get_mut(&region));
+        let Some(repair) = repair.filter(|_| !is_idle) else {
+            return self.repair_read_answered(replica, tag, Ok(content), out);
+        };
+        if let Some(part) = &mut repair.part {
+            part.fill(&content, bad, block_bytes);
+        } else if !bad.is_empty() {
+            let bytes = match &content {
+                Content::Data(data) => data.to_vec(),
+                Content::Zeros(length) => vec![0; usize::try_from(*length).unwrap_or(0)],
+            };
+            let missing = bad.iter().copied().collect();
+            repair.part = Some(Part { bytes, missing });
+        }
+        let result = match &repair.part {
+            None => Ok(content),
+            Some(part) if part.missing.is_empty() => Ok(Content::Data(part.bytes.clone().into())),
+            Some(_) => Err(ReadFault::Medium),
+        };
+        if !bad.is_empty() {
+            self.damaged(replica, region);
+        }
+        self.repair_read_answered(replica, tag, result, out);
+    }
+
+    /// Sends what there is of a region that nobody can give as a whole, if that is better than what the replica
+    /// has: its own blocks are kept where others are missing.
+    fn repair_with_part(
+        &mut self,
+        target: ReplicaId,
+        region: Region,
+        out: &mut Vec<Effect>,
+    ) -> bool {
+        let stamp = self.stamps.get(region.index()).copied();
+        let Some(peer) = self.peers.get_mut(&target) else {
+            return false;
+        };
+        let verifies = peer.session.as_ref().is_some_and(|it| it.verifies);
+        if !verifies || peer.stale.contains(region) {
+            return false;
+        }
+        let Some(repair) = peer.repairs.get_mut(&region) else {
+            return false;
+        };
+        let (Some(part), Some(stamp)) = (repair.part.take(), stamp) else {
+            return false;
+        };
+        repair.moving = true;
+        self.hopeless.insert(region);
+        let request = Request::RepairPart {
+            region,
+            stamp,
+            content: Content::Data(part.bytes.into()),
+            except: part.missing.into_iter().collect(),
+        };
+        self.send(target, request, out);
+        true
     }
 
     /// Asks another holder for what is late.
@@ -355,6 +500,9 @@ impl Coordinator {
             .peers
             .iter()
             .any(|(id, peer)| *id != read.target && !tried.contains(id) && peer.holds(read.region));
+        if !others && self.repair_with_part(read.target, read.region, out) {
+            return;
+        }
         if !others {
             // Nobody can read it now. A region that was only damaged goes back to being held.
             let retry_at = self.now + self.settings.limits.repair_retry_ms;
@@ -419,6 +567,8 @@ impl Coordinator {
         {
             peer.stale.remove(region);
             peer.damaged.remove(&region);
+            peer.flawed.remove(&region);
+            self.mend_flawed(region);
         }
     }
 }

@@ -44,6 +44,7 @@ impl Coordinator {
         }
         self.reads_from_gone(replica);
         self.repair_reads_from_gone(replica);
+        self.scrub_without(replica);
     }
 
     pub(super) fn send(&mut self, replica: ReplicaId, request: Request, out: &mut Vec<Effect>) {
@@ -137,6 +138,10 @@ impl Coordinator {
             Answer::Flushed { seq } => self.flushed(replica, seq),
             Answer::Reserved { size, granted } => self.reserved(replica, size, granted),
             Answer::Read { tag, result } => self.read_answered(replica, tag, result, out),
+            Answer::Salvaged { tag, content, bad } => {
+                self.salvaged(replica, tag, content, &bad, out);
+            }
+            Answer::Verified { tag, digest, bad } => self.verified(replica, tag, digest, &bad),
             Answer::RepairDone { region } => self.repaired(replica, region),
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::peer::{Peer, Stage};
-use super::{Coordinator, GrowthHeld, Phase, Standing, Takeover};
+use super::{Coordinator, GrowthHeld, Phase, ScrubStatus, Standing, Takeover};
 use crate::proto::{ReplicaId, View};
 
 /// For how long a replica that had no space is said to be full. It comes back and tries again within
@@ -33,6 +33,8 @@ pub struct Status {
     pub replicas: BTreeMap<ReplicaId, ReplicaStatus>,
     /// The generation of this coordinator.
     pub generation: u64,
+    /// What was found of blocks that are not what was written.
+    pub scrub: ScrubStatus,
     /// Why nothing has been served yet.
     pub not_served: Option<NotServed>,
 }
@@ -106,6 +108,7 @@ impl Coordinator {
             growing_to: Some(self.growth.goal).filter(|goal| *goal > self.size),
             generation: self.settings.promise.generation,
             growth_held: self.growth.held,
+            scrub: self.scrub_status(),
             not_served: self.not_served(),
             view: self.view.clone(),
             leaving: self.leaving(),

@@ -192,7 +192,25 @@ impl FileDisk {
         self.written("write", written, before.as_ref())
     }
 
-    fn zero(&mut self, offset: u64, length: u64) -> DiskResult {
+    /// Zeros a range. With sums it is done region by region, as they are stored.
+    fn zero(&mut self, mut offset: u64, length: u64) -> DiskResult {
+        if self.sums.is_none() {
+            return self.zero_piece(offset, length);
+        }
+        let region = u64::from(Geometry::STANDARD.region_bytes);
+        let end = offset.saturating_add(length);
+        while offset < end {
+            let stop = ((offset / region + 1) * region).min(end);
+            let result = self.zero_piece(offset, stop - offset);
+            if result != DiskResult::Done {
+                return result;
+            }
+            offset = stop;
+        }
+        DiskResult::Done
+    }
+
+    fn zero_piece(&mut self, offset: u64, length: u64) -> DiskResult {
         let before = match self.sums_before(offset, &Content::Zeros(length)) {
             Ok(before) => before,
             Err(result) => return result,

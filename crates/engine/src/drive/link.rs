@@ -232,11 +232,6 @@ impl Link {
         self.sum = self.least;
     }
 
-    /// Whether the peer is on this machine.
-    pub(super) fn is_near(&self) -> bool {
-        self.least == Sum::Head
-    }
-
     /// Whether payloads are not summed up.
     pub(super) fn trusts(&self) -> bool {
         self.sum == Sum::Head
@@ -322,6 +317,14 @@ impl Link {
             self.trust();
         }
         Ok(Some(arrival))
+    }
+
+    /// Queues what is known here.
+    pub(super) fn send_knows(&mut self, bits: u32) -> Result<(), LinkError> {
+        let before = self.heads.len();
+        wire::encode_knows(bits, &mut self.heads)?;
+        self.unsent_bytes += self.heads.len() - before;
+        Ok(())
     }
 
     /// Queues the place of a data file.

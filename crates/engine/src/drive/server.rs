@@ -23,7 +23,7 @@ use super::link::{Link, LinkError, Stream};
 use super::{Address, ReplicaSettings, in_full};
 use crate::member::{Event, SessionId};
 use crate::proto::Envelope;
-use crate::wire::{Arrival, WireError};
+use crate::wire::{Arrival, KNOWS_SUMS, WireError};
 use crate::{Error, Result};
 
 /// The most connections at the same time. There is one coordinator, and its successors.
@@ -274,13 +274,17 @@ impl Server {
                 continue;
             }
             let received = &mut self.received;
-            let (mut strange, mut lend) = (false, None);
+            let (mut strange, mut lend, mut knows) = (false, None, false);
             let sink = |arrival| match arrival {
                 Arrival::Message(envelope) => received.push((*session, envelope)),
                 Arrival::Lend(offered) => lend = Some(offered),
+                Arrival::Knows(_) => knows = true,
                 Arrival::Place(_) | Arrival::Borrows => strange = true,
             };
             let polled = connection.link.poll_receive(context, sink);
+            if knows && let Err(error) = connection.link.send_knows(KNOWS_SUMS) {
+                tracing::debug!(session, "{error}");
+            }
             if let Some(lend) = lend
                 && let Err(error) = connection.link.borrow(&lend)
             {

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use super::flush::Item;
 use super::repair::Overlay;
 use super::{
-    DiskOp, DiskResult, Effect, Member, READS_MAX, REPAIRS_MAX, ReadAtDisk, SessionId, Waiting,
+    DiskOp, DiskResult, Effect, Member, Purpose, READS_MAX, REPAIRS_MAX, ReadAtDisk, SessionId,
+    Waiting,
 };
 use crate::proto::{
     Answer, Content, Entry, EntryOp, Epoch, Forget, JoinTerms, Key, MetaChange,
@@ -150,13 +151,47 @@ impl Member {
                 tag,
                 offset,
                 length,
-            } if takes_part => return self.start_read(session, tag, (offset, length), out),
+            } if takes_part => {
+                return self.start_read(session, tag, (offset, length), Purpose::Bytes, out);
+            }
+            Request::Salvage {
+                tag,
+                offset,
+                length,
+            } if takes_part => {
+                return self.start_read(session, tag, (offset, length), Purpose::Salvage, out);
+            }
+            Request::Verify {
+                tag,
+                offset,
+                length,
+            } if takes_part => {
+                return self.start_read(session, tag, (offset, length), Purpose::Verify, out);
+            }
             Request::RepairBegin { region } if takes_part => self.repair_begin(region, out),
             Request::RepairData {
                 region,
                 stamp,
                 content,
             } if takes_part => return self.repair_data(session, region, stamp, content, out),
+            Request::RepairPart {
+                region,
+                stamp,
+                content,
+                except,
+            } if takes_part => {
+                // A stale region has nothing of its own that could be kept.
+                if self.meta.region(region).stale.is_some() {
+                    self.close(out);
+                    return None;
+                }
+                let block = u64::from(self.geometry.block_bytes);
+                let (start, _) = self.geometry.extent(region, self.meta.size);
+                for index in except {
+                    self.overlay(region, start + u64::from(index) * block, block);
+                }
+                return self.repair_data(session, region, stamp, content, out);
+            }
             Request::RepairDrop { region } if takes_part => {
                 self.repairs.remove(&region);
             }
@@ -363,14 +398,27 @@ impl Member {
         session: SessionId,
         tag: u64,
         range: (u64, u64),
+        purpose: Purpose,
         out: &mut Vec<Effect>,
     ) -> Option<Request> {
         let (offset, length) = range;
         if self.reads.len() >= READS_MAX {
-            return Some(Request::Read {
-                tag,
-                offset,
-                length,
+            return Some(match purpose {
+                Purpose::Bytes => Request::Read {
+                    tag,
+                    offset,
+                    length,
+                },
+                Purpose::Salvage => Request::Salvage {
+                    tag,
+                    offset,
+                    length,
+                },
+                Purpose::Verify => Request::Verify {
+                    tag,
+                    offset,
+                    length,
+                },
             });
         }
         if !self
@@ -391,6 +439,7 @@ impl Member {
             session,
             tag,
             range,
+            purpose,
         };
         self.reads.insert(token, read);
         None
@@ -402,13 +451,40 @@ impl Member {
         result: DiskResult,
         out: &mut Vec<Effect>,
     ) {
-        let result = match result {
-            DiskResult::Read(content) if content.length() == read.range.1 => Ok(content),
-            // What is not right is never shown, nor what else was read with it.
-            _ => Err(ReadFault::Medium),
-        };
         let tag = read.tag;
-        self.answer(read.session, Answer::Read { tag, result }, out);
+        let fits = |content: &Content| content.length() == read.range.1;
+        let (content, bad) = match result {
+            DiskResult::Read(content) if fits(&content) => (Some(content), Vec::new()),
+            DiskResult::Rotten { content, bad } if fits(&content) => (Some(content), bad),
+            _ => (None, Vec::new()),
+        };
+        let answer = match (read.purpose, content) {
+            (Purpose::Salvage, Some(content)) => Answer::Salvaged { tag, content, bad },
+            (Purpose::Verify, Some(content)) => {
+                let digest = digest(&content);
+                Answer::Verified { tag, digest, bad }
+            }
+            // A disk that fails is no better than one whose bytes are all wrong.
+            (Purpose::Verify, None) => {
+                let blocks = read.range.1 / u64::from(self.geometry.block_bytes);
+                let bad = (0..u32::try_from(blocks).unwrap_or(0)).collect();
+                Answer::Verified {
+                    tag,
+                    digest: 0,
+                    bad,
+                }
+            }
+            (Purpose::Bytes, Some(content)) if bad.is_empty() => Answer::Read {
+                tag,
+                result: Ok(content),
+            },
+            // What is not right is never shown, nor what else was read with it.
+            _ => Answer::Read {
+                tag,
+                result: Err(ReadFault::Medium),
+            },
+        };
+        self.answer(read.session, answer, out);
     }
 
     fn repair_begin(&mut self, region: Region, out: &mut Vec<Effect>) {
@@ -646,5 +722,13 @@ impl Member {
             key: terms.key,
         };
         self.begin(DiskOp::Persist(Box::new(change)), work, out);
+    }
+}
+
+/// The same bytes have the same digest.
+fn digest(content: &Content) -> u32 {
+    match content {
+        Content::Data(data) => crc32c::crc32c(data),
+        Content::Zeros(_) => 0,
     }
 }

@@ -237,6 +237,10 @@ fn weight(request: &Request) -> u64 {
         | Request::RepairData {
             content: Content::Data(data),
             ..
+        }
+        | Request::RepairPart {
+            content: Content::Data(data),
+            ..
         } => u64::try_from(data.len()).unwrap_or(u64::MAX),
         _ => 0,
     }
@@ -247,6 +251,18 @@ struct ReadAtDisk {
     session: SessionId,
     tag: u64,
     range: (u64, u64),
+    purpose: Purpose,
+}
+
+/// What a read is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Somebody wants the bytes.
+    Bytes,
+    /// Somebody wants those of its bytes that are right.
+    Salvage,
+    /// Somebody wants to know whether they are right.
+    Verify,
 }
 
 /// A hello that waits until the disk is at rest.

@@ -84,6 +84,35 @@ pub enum Request {
         /// Its bytes.
         content: Content,
     },
+    /// The older bytes, but for blocks that nobody could read: the replica keeps its own there.
+    RepairPart {
+        /// The region.
+        region: Region,
+        /// The region's stamp.
+        stamp: Epoch,
+        /// Its bytes.
+        content: Content,
+        /// The blocks that are not among them, counted from the region's first.
+        except: Vec<u32>,
+    },
+    /// Read a range inside one region, and also say which of its blocks are not what was written there.
+    Salvage {
+        /// Comes back with the answer.
+        tag: u64,
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
+    /// Compare a range inside one region with its sums.
+    Verify {
+        /// Comes back with the answer.
+        tag: u64,
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
     /// The bytes will not come. The region stays as stale as it was.
     RepairDrop {
         /// The region.
@@ -243,6 +272,24 @@ pub enum Answer {
         tag: u64,
         /// The bytes.
         result: Result<Content, ReadFault>,
+    },
+    /// What was read. The bytes of blocks that are not what was written mean nothing.
+    Salvaged {
+        /// The tag of the request.
+        tag: u64,
+        /// The bytes.
+        content: Content,
+        /// The blocks that are not right, counted from the first that was read.
+        bad: Vec<u32>,
+    },
+    /// How a range compares with its sums.
+    Verified {
+        /// The tag of the request.
+        tag: u64,
+        /// A digest of its bytes: the same bytes have the same.
+        digest: u32,
+        /// The blocks that are not right, counted from the first.
+        bad: Vec<u32>,
     },
     /// The region is whole, durably.
     RepairDone {

@@ -24,6 +24,9 @@ pub type ReplicaId = Uuid;
 /// The most regions that one page of a region report or of a list of regions holds.
 pub const REGIONS_PER_PAGE_MAX: usize = 4096;
 
+/// The most blocks that a list of blocks of a region has.
+pub const BLOCKS_PER_REGION_MAX: usize = 256;
+
 /// When writes go from one region to the next, so many regions behind get their stamp together with
 /// the one that is written: one sync does for all of them. Coordinator and replicas follow the same rule,
 /// so that their stamps stay the same.

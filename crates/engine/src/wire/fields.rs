@@ -5,9 +5,9 @@ use bytes::{Bytes, BytesMut};
 use super::PAYLOAD_BYTES_MAX;
 use super::cursor::{Cursor, Writer};
 use crate::proto::{
-    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Forget, JoinTerms, Lineage, Promise,
-    REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState, Request, SNAPSHOTS_MAX,
-    SnapshotRecord, Surveyed, View, Welcome,
+    Answer, BLOCKS_PER_REGION_MAX, Body, Config, Content, Entry, EntryOp, Envelope, Forget, JoinTerms,
+    Lineage, Promise, REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState,
+    Request, SNAPSHOTS_MAX, SnapshotRecord, Surveyed, View, Welcome,
 };
 
 /// Writes the fields behind `out` and returns the payload.
@@ -115,6 +115,38 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             to.u32(region.0);
         }
         Request::Survey => to.u8(11),
+        Request::RepairPart {
+            region,
+            stamp,
+            content,
+            except,
+        } => {
+            to.u8(12);
+            to.u32(region.0);
+            to.u64(stamp.get());
+            to.list(except, |to, block| to.u32(*block));
+            return put_content(to, content);
+        }
+        Request::Salvage {
+            tag,
+            offset,
+            length,
+        } => {
+            to.u8(13);
+            to.u64(*tag);
+            to.u64(*offset);
+            to.u64(*length);
+        }
+        Request::Verify {
+            tag,
+            offset,
+            length,
+        } => {
+            to.u8(14);
+            to.u64(*tag);
+            to.u64(*offset);
+            to.u64(*length);
+        }
     }
     Bytes::new()
 }
@@ -168,6 +200,22 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
             region: from.region()?,
         },
         11 => Request::Survey,
+        12 => Request::RepairPart {
+            region: from.region()?,
+            stamp: from.epoch()?,
+            except: from.list(BLOCKS_PER_REGION_MAX, Cursor::u32)?,
+            content: content(from, payload)?,
+        },
+        13 => Request::Salvage {
+            tag: from.u64()?,
+            offset: from.u64()?,
+            length: from.u64()?,
+        },
+        14 => Request::Verify {
+            tag: from.u64()?,
+            offset: from.u64()?,
+            length: from.u64()?,
+        },
         _ => return None,
     })
 }
@@ -288,6 +336,18 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u32(region.0);
         }
         Answer::Full => to.u8(74),
+        Answer::Salvaged { tag, content, bad } => {
+            to.u8(77);
+            to.u64(*tag);
+            to.list(bad, |to, block| to.u32(*block));
+            return put_content(to, content);
+        }
+        Answer::Verified { tag, digest, bad } => {
+            to.u8(78);
+            to.u64(*tag);
+            to.u32(*digest);
+            to.list(bad, |to, block| to.u32(*block));
+        }
         Answer::Space { is_low } => {
             to.u8(75);
             to.flag(*is_low);
@@ -342,6 +402,16 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
             is_low: from.flag()?,
         },
         76 => Answer::Surveyed(Box::new(surveyed(from)?)),
+        77 => Answer::Salvaged {
+            tag: from.u64()?,
+            bad: from.list(BLOCKS_PER_REGION_MAX, Cursor::u32)?,
+            content: content(from, payload)?,
+        },
+        78 => Answer::Verified {
+            tag: from.u64()?,
+            digest: from.u32()?,
+            bad: from.list(BLOCKS_PER_REGION_MAX, Cursor::u32)?,
+        },
         _ => return None,
     })
 }

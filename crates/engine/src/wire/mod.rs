@@ -1,7 +1,7 @@
 //! The bytes of a message: a fixed header, the fields, and the payload as it is.
 //!
 //! ```text
-//!   0  magic "TRLW"     4  version u16    6  kind u16: 0 to 5
+//!   0  magic "TRLW"     4  version u16    6  kind u16: 0 to 6
 //!   8  fields u32      12  payload u32   16  CRC32C u32 of everything else in the frame
 //!  20  fields: identity (64 bytes), tag of the message, what belongs to it
 //!   …  payload: the bytes of a write, of a read or of a repair, never copied
@@ -14,6 +14,9 @@
 //! file is. Then the volume says kind 3, where memory is that it lends, and the replica, if it sees that
 //! memory, kind 4. From then on a message may be of kind 5: its payload is twelve bytes that say where in
 //! that memory the payload is (u64), and how long (u32).
+//!
+//! Kind 6 says what the sender knows beyond the first version: a set of bits. A volume says it first of all, a
+//! replica only in answer to that. Whoever does not know this kind hangs up, and is spoken to without it.
 //!
 //! All numbers are little-endian. A frame is read in two steps: the header says how long the rest is,
 //! and is refused if that is too long, before anything is allocated; then the rest. Nothing that a
@@ -51,6 +54,10 @@ const KIND_PLACE: u16 = 2;
 const KIND_LEND: u16 = 3;
 const KIND_BORROWS: u16 = 4;
 const KIND_LENT: u16 = 5;
+const KIND_KNOWS: u16 = 6;
+
+/// Bit of kind 6: blocks are compared with their sums on demand (`Verify`, `Salvage`, `RepairPart`).
+pub const KNOWS_SUMS: u32 = 1;
 
 /// What stands for a payload that was lent.
 const LENT_BYTES: usize = 12;
@@ -166,6 +173,8 @@ pub enum Arrival {
     Lend(Lend),
     /// The memory is seen.
     Borrows,
+    /// What the peer knows.
+    Knows(u32),
 }
 
 /// What becomes of a message's payload.
@@ -236,6 +245,14 @@ pub fn encode_borrows(heads: &mut BytesMut) -> Result<(), WireError> {
     let start = heads.len();
     heads.extend_from_slice(&[0; HEADER_BYTES]);
     finish(KIND_BORROWS, start, &[], heads)
+}
+
+/// Says behind `heads` what is known here.
+pub fn encode_knows(bits: u32, heads: &mut BytesMut) -> Result<(), WireError> {
+    let start = heads.len();
+    heads.extend_from_slice(&[0; HEADER_BYTES]);
+    cursor::Writer(heads).u32(bits);
+    finish(KIND_KNOWS, start, &[], heads)
 }
 
 /// Puts the place of a data file behind `heads`.
@@ -333,6 +350,7 @@ pub fn decode_any(
         KIND_PLACE if payload.is_empty() => place(fields).map(Arrival::Place),
         KIND_LEND if payload.is_empty() => lend(fields).map(Arrival::Lend),
         KIND_BORROWS if body.is_empty() => Some(Arrival::Borrows),
+        KIND_KNOWS if payload.is_empty() => knows(fields).map(Arrival::Knows),
         _ => None,
     };
     arrival.ok_or(WireError::Nonsense)
@@ -356,6 +374,11 @@ fn lend(fields: &[u8]) -> Option<Lend> {
         inode: from.u64()?,
     };
     from.0.is_empty().then_some(lend)
+}
+
+/// Bits of a later version, and what else it may say, mean nothing here.
+fn knows(fields: &[u8]) -> Option<u32> {
+    cursor::Cursor(fields).u32()
 }
 
 fn place(fields: &[u8]) -> Option<Place> {

@@ -55,6 +55,9 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             consistency,
             output,
         }) => survivors::run(&global, claim, accept_loss, *consistency, *output).await,
+        Verb::Volume(VolumeVerb::Scrub { claim, wait }) => {
+            volume::scrub(&global, claim, *wait).await
+        }
         Verb::Volume(VolumeVerb::Replace { claim, pool }) => {
             volume::replace(&global, claim, pool).await
         }

@@ -1,12 +1,15 @@
 //! `trellis volume`: the copies of a claim, how they are, and how many there shall be.
 
+use std::time::Duration;
+
 use anyhow::bail;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde::Serialize;
 use serde_json::json;
-use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaSeen, ReplicaState, Volume};
+use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaSeen, ReplicaState, ScrubSeen, Volume};
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::claim::copies::staying;
 use trellis_control::view::View;
@@ -17,6 +20,9 @@ use crate::cli::{Global, Output};
 use crate::connect::connect;
 use crate::exit::{Ended, from_service};
 use crate::output::{self, Table, Tone, UNKNOWN, human, precise_or_unknown};
+
+/// How often `scrub --wait` looks how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
 
 /// Shows a claim's volume and its copies.
 pub async fn show(global: &Global, claim: &str, how: &Output) -> anyhow::Result<()> {
@@ -112,6 +118,81 @@ fn require_quorum(view: &View) -> anyhow::Result<()> {
     Err(Ended::Held(hold.unwrap_or_else(|| Hold::new(reason, message))).into())
 }
 
+/// Has all copies compared with the sums of their blocks.
+pub async fn scrub(global: &Global, claim: &str, wait: bool) -> anyhow::Result<()> {
+    let service = connect(global).await?;
+    let view = load(&service, claim).await?;
+    let volume = volume_of(&view, claim)?;
+    if !volume.spec.replicated {
+        bail!("claim {claim:?} has a single copy that is used where it lies, which has no sums");
+    }
+    if !volume.spec.checksums {
+        bail!(
+            "claim {claim:?} is of a class with checksums: \"false\"; there is nothing to compare with"
+        );
+    }
+    let request = Timestamp::now().to_string();
+    let volumes = Api::<Volume>::all(service.client.clone());
+    let body = json!({ "spec": { "scrubRequested": request } });
+    volumes
+        .patch(
+            &volume.name_any(),
+            &PatchParams::default(),
+            &Patch::Merge(body),
+        )
+        .await
+        .map_err(|error| from_service(error, claim))?;
+    if !wait {
+        println!(
+            "the copies of claim {claim:?} are being compared with their sums; see `trellis volume show {claim} \
+             --watch`"
+        );
+        return Ok(());
+    }
+    let mut told = None;
+    loop {
+        let view = load(&service, claim).await?;
+        let seen = scrub_of(&view).unwrap_or_default();
+        if seen.request.as_deref() == Some(request.as_str()) {
+            println!("{}", scrub_result(&seen));
+            if seen.found > seen.mended {
+                bail!(
+                    "{} blocks cannot be mended: no copy is right",
+                    seen.found - seen.mended
+                );
+            }
+            return Ok(());
+        }
+        if seen.running_percent.is_some() && seen.running_percent != told {
+            told = seen.running_percent;
+            eprintln!("{} %", told.unwrap_or_default());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// What scrubs have found, as its target has told.
+fn scrub_of(view: &View) -> Option<ScrubSeen> {
+    view.target.as_ref()?.status.as_ref()?.scrub.clone()
+}
+
+/// What a scrub has found, in a sentence.
+fn scrub_result(seen: &ScrubSeen) -> String {
+    let mut text = format!(
+        "{} compared with the sums: {} blocks did not match, {} were mended",
+        human(seen.checked),
+        seen.found,
+        seen.mended
+    );
+    if seen.differed > 0 {
+        text.push_str(&format!("; copies differed in {} regions", seen.differed));
+    }
+    if seen.skipped > 0 {
+        text.push_str(&format!("; {} regions could not be compared", seen.skipped));
+    }
+    text
+}
+
 /// The volume of a claim.
 pub fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
     let found = view.volume.as_deref();
@@ -147,6 +228,7 @@ struct Shown {
     portal: Option<String>,
     /// `Available`, `RedundancyMet` and `SizeConverged` of several copies, in this order.
     conditions: Vec<(String, bool)>,
+    scrub: Option<ScrubSeen>,
     copies: Vec<Copy>,
     /// What keeps the volume from what is asked of it.
     hold: Option<Hold>,
@@ -156,6 +238,7 @@ struct Shown {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Copy {
+    id: String,
     name: String,
     pool: String,
     node: String,
@@ -198,6 +281,7 @@ impl Shown {
                 .status
                 .as_ref()
                 .and_then(|status| status.hold.clone()),
+            scrub: status.scrub,
             iqn: status.iqn,
             portal: status.portal,
         })
@@ -222,6 +306,21 @@ impl Shown {
             let words: Vec<String> = self.conditions.iter().map(word).collect();
             text.push_str(&words.join(", "));
             text.push('\n');
+        }
+        if let Some(seen) = &self.scrub {
+            if let Some(percent) = seen.running_percent {
+                text.push_str(&format!("scrub {percent} % done\n"));
+            }
+            if let Some(finished) = &seen.finished {
+                text.push_str(&format!("last scrub {finished}: {}\n", scrub_result(seen)));
+            }
+            for (id, blocks) in &seen.rotten {
+                let copy = self.copies.iter().find(|copy| copy.id == *id);
+                let pool = copy.map_or(id.as_str(), |copy| &copy.pool);
+                text.push_str(&format!(
+                    "ROT {blocks} blocks of the copy on {pool} did not match\n"
+                ));
+            }
         }
         let mut table = Table::toned(
             &[
@@ -295,6 +394,7 @@ impl Copy {
             (None, ReplicaPhase::Failed) => "Failed",
         };
         Copy {
+            id,
             name: replica.name_any(),
             pool: replica.spec.pool.clone(),
             node: replica.spec.node.clone(),

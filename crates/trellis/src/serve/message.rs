@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trellis_api::kinds::{Members, Recovery, ReplicaSeen};
+use trellis_api::kinds::{Members, Recovery, ReplicaSeen, ScrubSeen};
 use trellis_api::{Bytes, HoldReason};
-use trellis_control::agent::machine::CopiesWanted;
+use trellis_control::agent::machine::{CopiesWanted, ScrubWish};
 use trellis_keeper::message::{receive, send};
 
 /// What a target is started with, and told when it changes.
@@ -41,6 +41,9 @@ pub struct Settings {
     pub addresses: BTreeMap<String, String>,
     /// The iSCSI name.
     pub iqn: String,
+    /// When the copies are compared with the sums of their blocks.
+    #[serde(default)]
+    pub scrub: ScrubWish,
 }
 
 /// What the agent asks.
@@ -106,6 +109,9 @@ pub struct TargetStatus {
     pub portal: Option<String>,
     /// The FUSE file is there.
     pub file: bool,
+    /// What comparing the copies with their sums has found.
+    #[serde(default)]
+    pub scrub: Option<ScrubSeen>,
 }
 
 /// Asks the target at that socket, and waits no longer than `limit` for its answer.

@@ -127,6 +127,7 @@ fn target_write(
         } else {
             outcome.content.clone().or_else(|| old.content.clone())
         },
+        scrub: found.scrub.clone().or_else(|| old.scrub.clone()),
         hold,
     };
     let place = Place::named(Object::Target, target.object.name_any());

@@ -424,6 +424,13 @@ impl Volume {
         self.ask(|reply| Command::Mark { id, reply }).await
     }
 
+    /// Has all copies compared with their sums and with each other, unless that is going on. The status tells
+    /// how far it is and what it has found.
+    pub async fn scrub(&self) {
+        // A volume that has ended compares nothing.
+        let _ = self.commands.send(Command::Scrub).await;
+    }
+
     /// Waits until the status is as wanted, or the volume has ended.
     pub fn until(
         &self,

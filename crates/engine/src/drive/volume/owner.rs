@@ -292,6 +292,7 @@ impl Owner {
                 reply.give(self.reconfigure(from, config));
             }
             Command::Mark { id, reply } => self.want_marker(id, reply),
+            Command::Scrub => self.take(Event::Scrub),
             Command::Stop => return true,
         }
         false
@@ -433,6 +434,9 @@ impl Owner {
                     self.take(Event::Opened { replica, session });
                 }
                 Happened::Near(replica, session) => self.take(Event::Near { replica, session }),
+                Happened::Verifies(replica, session) => {
+                    self.take(Event::Verifies { replica, session });
+                }
                 Happened::Closed(replica, session) => {
                     self.status_due = true;
                     self.take(Event::Closed { replica, session });
@@ -600,6 +604,6 @@ fn refuse(command: Command, error: VolumeError) {
         Command::Reach { reply, .. } => reply.give(Err(error)),
         Command::Reconfigure { reply, .. } => reply.give(Err(error)),
         Command::Mark { reply, .. } => reply.give(Err(error)),
-        Command::Stop => {}
+        Command::Scrub | Command::Stop => {}
     }
 }

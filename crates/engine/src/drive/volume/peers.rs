@@ -23,7 +23,7 @@ use crate::drive::sums::{rotten, slots_of};
 use crate::member;
 use crate::proto::{Answer, Body, Content, Envelope, ReplicaId};
 use crate::replica::NearSums;
-use crate::wire::{Arrival, Place as FilePlace};
+use crate::wire::{Arrival, KNOWS_SUMS, Place as FilePlace};
 
 /// How long until a connection that was lost is made again: at first, and at most. It doubles with
 /// every attempt that brings no message, and begins anew with one that does.
@@ -41,6 +41,8 @@ pub(super) enum Happened {
     Received(ReplicaId, SessionId, Envelope),
     /// What the replica has applied can be read with [`Peers::peek`] from now on.
     Near(ReplicaId, SessionId),
+    /// The replica compares blocks with their sums on demand.
+    Verifies(ReplicaId, SessionId),
 }
 
 enum Place {
@@ -59,7 +61,7 @@ struct Peer {
     /// Whether a message came on this connection.
     has_spoken: bool,
     /// The last connection ended before a message came: it may be an older one, that knows no payloads
-    /// that are not summed up.
+    /// that are not summed up, and does not say what it knows.
     is_old: bool,
     is_dialling: bool,
     retry_at: Option<Instant>,
@@ -285,6 +287,7 @@ impl Peers {
                     self.session_last += 1;
                     peer.session = Some(self.session_last);
                     happened.push(Happened::Opened(*replica, self.session_last));
+                    happened.push(Happened::Verifies(*replica, self.session_last));
                 }
                 Place::There(address) => {
                     peer.is_dialling = true;
@@ -329,6 +332,7 @@ impl Peers {
                 continue;
             };
             let (mut has_spoken, mut is_near, mut borrows) = (false, false, false);
+            let mut verifies = false;
             let mut applied = 0;
             let sink = |arrival| match arrival {
                 Arrival::Message(envelope) => {
@@ -343,11 +347,15 @@ impl Peers {
                     places.push((*replica, session, place));
                 }
                 Arrival::Borrows => borrows = true,
+                Arrival::Knows(bits) => verifies = bits & KNOWS_SUMS != 0,
                 // Nobody lends to a volume; what is said of it means nothing.
                 Arrival::Lend(_) => {}
             };
             let polled = link.poll_receive(context, sink);
             link.given_back(applied);
+            if verifies {
+                happened.push(Happened::Verifies(*replica, session));
+            }
             if let Some(arena) = &self.arena {
                 if is_near && let Err(error) = link.offer(arena) {
                     // Then the bytes go by the connection.
@@ -367,7 +375,7 @@ impl Peers {
                 Poll::Ready(Ok(())) => again = true,
                 Poll::Ready(Err(error)) => {
                     // If it said nothing, the other way is tried.
-                    peer.is_old = link.is_near() && !peer.has_spoken && !peer.is_old;
+                    peer.is_old = !peer.has_spoken && !peer.is_old;
                     lost.push((*replica, session, error));
                 }
             }
@@ -449,6 +457,9 @@ impl Peers {
                 let mut link = Link::new(stream);
                 if !peer.is_old {
                     link.trust();
+                    if let Err(error) = link.send_knows(KNOWS_SUMS) {
+                        tracing::debug!(%replica, "{error}");
+                    }
                 }
                 peer.link = Some(link);
                 peer.has_spoken = false;

@@ -72,6 +72,7 @@ pub(super) enum Command {
         id: Uuid,
         reply: Reply<SnapshotRecord>,
     },
+    Scrub,
     Stop,
 }
 

@@ -226,6 +226,9 @@ impl Supervisor {
         if place.thick {
             arguments.push(OsStr::new("--thick"));
         }
+        if !place.checksums {
+            arguments.push(OsStr::new("--without-checksums"));
+        }
         let wanted = Wanted {
             volume: volume.to_owned(),
             name: name.to_owned(),

@@ -69,6 +69,7 @@ impl Supervisor {
             asks_every: place.asks_every,
             addresses: place.addresses.clone(),
             iqn: iqn(&place.volume),
+            scrub: place.scrub.clone(),
         };
         self.write_settings(&run, &settings)?;
         if lock(&self.silent).contains(&place.volume) {
@@ -127,7 +128,13 @@ impl Supervisor {
             let _ = std::fs::remove_dir(&place);
         }
         let recovered = run.path().join(super::super::RECOVERED);
-        let others = [run.target_settings(), run.port(), run.secret(), recovered];
+        let others = [
+            run.target_settings(),
+            run.port(),
+            run.secret(),
+            run.scrubbed(),
+            recovered,
+        ];
         for file in
             others
                 .iter()
@@ -228,6 +235,7 @@ impl Supervisor {
             available: status.available,
             redundancy_met: status.redundancy_met,
             size_converged: status.size_converged,
+            scrub: status.scrub.clone(),
         })
     }
 

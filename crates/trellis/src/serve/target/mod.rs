@@ -6,6 +6,7 @@ mod file;
 mod keeping;
 mod lun;
 mod recovery;
+mod scrub;
 mod status;
 
 use std::collections::BTreeMap;
@@ -83,6 +84,8 @@ pub struct Target {
     file: Mutex<Option<fuse::Server>>,
     keeping: Keeping,
     portal: Mutex<Option<SocketAddr>>,
+    /// What scrubs have found, and when.
+    scrubs: scrub::Scrubs,
     /// Counts what the agent should know.
     changed: watch::Sender<u64>,
     end: watch::Sender<bool>,
@@ -117,6 +120,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         ..VolumeSettings::new(id, config, addresses)
     });
     let (end, mut ends) = watch::channel(false);
+    let scrubs = scrub::Scrubs::remembered(run.scrubbed());
     let target = Arc::new(Target {
         bytes: Bytewise::new(volume.clone()),
         volume: volume.clone(),
@@ -129,12 +133,14 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         runtime: Handle::current(),
         file: Mutex::default(),
         portal: Mutex::default(),
+        scrubs,
         changed: watch::channel(0).0,
         end,
     });
     control::listen(target.clone(), &paths).context("the agent cannot be listened to")?;
     let serving = serve(target.clone(), id);
     let told = tell_changes(target.clone());
+    tokio::spawn(scrub::run(target.clone()));
     tokio::select! {
         result = serving => result?,
         result = told => result?,
@@ -473,6 +479,7 @@ impl Target {
             growth_held: status.growth_held.map(held_reason),
             portal: portal.map(|address| address.to_string()),
             file: self.has_file(),
+            scrub: self.scrubs.seen(&status.scrub),
         }
     }
 }

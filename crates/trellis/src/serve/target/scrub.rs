@@ -1,0 +1,165 @@
+//! When the copies of a volume are compared with the sums of their blocks: when somebody asks, and by itself once in
+//! a while. What was found is kept beside the volume's sockets, so that a successor knows when it was last done.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use trellis_api::Bytes;
+use trellis_api::kinds::ScrubSeen;
+use trellis_engine::coordinator::{ScrubResult, ScrubStatus};
+
+use super::Target;
+use crate::serve::message::Settings;
+
+/// How often it is looked whether a scrub is due.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// In steps of so many hundredths the agent is told how far a scrub is.
+const PROGRESS_STEP: u64 = 5;
+
+/// What is remembered of scrubs.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Remembered {
+    /// When the last one ended, or the volume was first served.
+    since: Option<Timestamp>,
+    /// The last request that was met.
+    request: Option<String>,
+    finished: Option<Timestamp>,
+    checked: u64,
+    found: u64,
+    mended: u64,
+    differed: u64,
+    skipped: u64,
+}
+
+/// The scrubs of a volume.
+pub struct Scrubs {
+    path: PathBuf,
+    remembered: Mutex<Remembered>,
+}
+
+impl Scrubs {
+    /// What an earlier target has left. What cannot be read is not missed: a scrub comes sooner then.
+    pub fn remembered(path: PathBuf) -> Scrubs {
+        let text = std::fs::read(&path).unwrap_or_default();
+        let mut remembered: Remembered = serde_json::from_slice(&text).unwrap_or_default();
+        remembered.since = remembered.since.or_else(|| Some(Timestamp::now()));
+        let scrubs = Scrubs {
+            path,
+            remembered: Mutex::new(remembered),
+        };
+        scrubs.keep();
+        scrubs
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Remembered> {
+        self.remembered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down what is remembered, as a whole or not at all.
+    fn keep(&self) {
+        let remembered = self.lock().clone();
+        let write = || -> std::io::Result<()> {
+            let text = serde_json::to_vec(&remembered)?;
+            let making = self.path.with_extension("new");
+            let file = std::fs::File::create(&making)?;
+            std::io::Write::write_all(&mut &file, &text)?;
+            file.sync_all()?;
+            std::fs::rename(&making, &self.path)
+        };
+        if let Err(error) = write() {
+            tracing::warn!("{} could not be written: {error}", self.path.display());
+        }
+    }
+
+    /// How scrubs are, in the words of the objects; none if there was none.
+    pub fn seen(&self, status: &ScrubStatus) -> Option<ScrubSeen> {
+        let remembered = self.lock().clone();
+        let percent = |done: u64, of: u64| {
+            let percent = done.saturating_mul(100) / of.max(1);
+            u32::try_from(percent / PROGRESS_STEP * PROGRESS_STEP).unwrap_or(100)
+        };
+        let rotten = status.rotten_blocks.iter();
+        let seen = ScrubSeen {
+            running_percent: status.running.map(|it| percent(it.done, it.of)),
+            finished: remembered.finished.map(|at| at.to_string()),
+            request: remembered.request,
+            checked: Bytes::new(remembered.checked),
+            found: remembered.found,
+            mended: remembered.mended,
+            differed: remembered.differed,
+            skipped: remembered.skipped,
+            rotten: rotten
+                .map(|(id, blocks)| (id.to_string(), *blocks))
+                .collect(),
+        };
+        (seen != ScrubSeen::default()).then_some(seen)
+    }
+
+    /// Which request would be met by a scrub now, if one is due.
+    fn due(&self, settings: &Settings, is_quiet: bool) -> Option<Option<String>> {
+        let remembered = self.lock();
+        let wish = &settings.scrub;
+        if wish.requested.is_some() && wish.requested != remembered.request {
+            return Some(wish.requested.clone());
+        }
+        let interval = i64::try_from(wish.interval_seconds).unwrap_or(i64::MAX);
+        let since = remembered.since.unwrap_or_default();
+        let elapsed = Timestamp::now().duration_since(since);
+        let is_late = elapsed >= SignedDuration::from_secs(interval);
+        (interval > 0 && is_late && is_quiet).then(|| remembered.request.clone())
+    }
+
+    fn finished(&self, request: Option<String>, result: ScrubResult) {
+        let now = Timestamp::now();
+        *self.lock() = Remembered {
+            since: Some(now),
+            request,
+            finished: Some(now),
+            checked: result.bytes,
+            found: result.found,
+            mended: result.mended,
+            differed: result.differed,
+            skipped: result.skipped,
+        };
+        self.keep();
+    }
+}
+
+/// Starts scrubs when they are due, as long as the process lives.
+pub async fn run(target: Arc<Target>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let status = target.volume.status();
+        // Unasked it is not done while copies are away or being repaired: it would find less.
+        let is_quiet = status.redundancy_met;
+        let due = target.scrubs.due(&target.settings(), is_quiet);
+        let Some(request) = due.filter(|_| status.available) else {
+            continue;
+        };
+        let number = status.scrub.last.map_or(0, |last| last.number);
+        target.volume.scrub().await;
+        // Also over if another coordinator begins anew, which counts from one.
+        let done = target.volume.until(|status| {
+            let last = status.scrub.last.map_or(0, |last| last.number);
+            last != number && status.scrub.running.is_none()
+        });
+        let Ok(status) = done.await else { return };
+        if let Some(result) = status.scrub.last {
+            if result.found > 0 || result.differed > 0 {
+                tracing::warn!(
+                    ?result,
+                    "a scrub has found blocks that are not what was written"
+                );
+            }
+            target.scrubs.finished(request, result);
+            target.tell();
+        }
+    }
+}

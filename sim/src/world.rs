@@ -179,6 +179,7 @@ impl World {
             world.add_node(Meta::fresh(GEOMETRY, size, view.clone()));
         }
         if let Some(node) = liar {
+            world.trace(|| format!("node {node} lies about syncs"));
             world.nodes[node].disk.lies = true;
         }
         world

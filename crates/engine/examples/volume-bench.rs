@@ -129,16 +129,16 @@ impl Under {
     }
 }
 
-/// A replica of a process with this in its environment has no sums of its blocks.
-const UNSUMMED: &str = "TRELLIS_BENCH_UNSUMMED";
+/// What ends the name of a place whose replicas have no sums of their blocks.
+const UNSUMMED: &str = "-unsummed";
 
-fn settings(pool: &Path, identity: Identity) -> ReplicaSettings {
+fn settings(pool: &Path, identity: Identity, checksums: bool) -> ReplicaSettings {
     ReplicaSettings {
         path: pool.join("replicas/r"),
         pool: None,
         identity,
         provisioning: Provisioning::Thin,
-        checksums: std::env::var_os(UNSUMMED).is_none(),
+        checksums,
     }
 }
 
@@ -149,7 +149,8 @@ fn serve(arguments: &[String]) -> Result<(), Failure> {
         volume: arguments[1].parse()?,
         replica: arguments[2].parse()?,
     };
-    let settings = settings(Path::new(&arguments[0]), identity);
+    let checksums = arguments.get(4).is_none();
+    let settings = settings(Path::new(&arguments[0]), identity, checksums);
     let server = ReplicaServer::start(settings, &arguments[3].parse()?)?;
     println!("{}", server.address());
     std::io::stdin().read_to_end(&mut Vec::new())?;
@@ -178,7 +179,9 @@ fn main() -> Result<(), Failure> {
         return Err("volume-bench DIR SECONDS [PLACES [CASES]]".into());
     };
     let seconds = Duration::from_secs(seconds.parse()?);
-    let places = rest.first().map_or("bare,1unix,3unix", String::as_str);
+    let places = rest
+        .first()
+        .map_or("bare,1unix,3unix,3unix-unsummed", String::as_str);
     let cases: Vec<Case> = rest
         .get(1)
         .map_or(CASES, String::as_str)
@@ -186,7 +189,7 @@ fn main() -> Result<(), Failure> {
         .map(Case::parse)
         .collect::<Result<_, _>>()?;
     println!(
-        "place  case                     requests/s   median      99 %   longest  us here  us there"
+        "place          case                     requests/s   median      99 %   longest  us here  us there"
     );
     for place in places.split(',') {
         let home = tempfile::tempdir_in(dir)?;
@@ -250,6 +253,8 @@ fn measure_place(
 /// Starts the copies of a volume, and the volume.
 fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Failure> {
     let (copies, place) = place.split_at(1);
+    let unsummed = place.strip_suffix(UNSUMMED);
+    let (place, checksums) = unsummed.map_or((place, true), |place| (place, false));
     let volume = Uuid::new_v4();
     let mut addresses = BTreeMap::new();
     let mut local = Vec::new();
@@ -266,7 +271,7 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
         Pool::open(&pool)?.create("r", identity, size, Provisioning::Thin)?;
         let address = match place {
             "here" => {
-                local.push(LocalReplica::open(settings(&pool, identity))?);
+                local.push(LocalReplica::open(settings(&pool, identity, checksums))?);
                 continue;
             }
             "unix" => Address::Unix(home.join(format!("{index}.sock"))),
@@ -281,6 +286,7 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
                 identity.replica.to_string(),
                 address.to_string(),
             ])
+            .args((!checksums).then_some("unsummed"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -381,7 +387,7 @@ async fn measure(
     let count = f64::from(u32::try_from(times.len())?.max(1));
     let at = |share: usize| times.get(times.len() * share / 1000).copied();
     println!(
-        "{place:6} {:24} {:10.0} {:8.0?} {:9.0?} {:9.0?} {:8.1} {:9.1}",
+        "{place:14} {:24} {:10.0} {:8.0?} {:9.0?} {:9.0?} {:8.1} {:9.1}",
         case.name,
         count / took.as_secs_f64(),
         at(500).unwrap_or_default(),

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use cluster::{Cluster, is_whole, until};
 use trellis_engine::coordinator::{ScrubResult, Status};
 use trellis_engine::drive::{Volume, VolumeError};
+use trellis_engine::replica::{Finding, Report, check_data};
 
 const MIB: u64 = 1 << 20;
 const MIB_BYTES: usize = 1 << 20;
@@ -166,6 +167,47 @@ async fn a_block_that_rots_in_all_copies_is_an_error_until_it_is_written_anew() 
     volume.write(at, vec![block], false).await.unwrap();
     assert_eq!(wrong(&volume).await, Vec::<u64>::new());
     assert_eq!(scrubbed(&volume).await.found, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_at_rest_are_compared_with_their_sums() {
+    // Fails if rot of a copy that nobody serves is not found, or a copy that is served is called rotten.
+    let mut cluster = Cluster::start(2, SIZE);
+    let volume = started(&cluster).await;
+    fill(&volume).await;
+    let pool = cluster.replicas[0].pool.clone();
+    let found = || {
+        let mut report = Report::default();
+        let mut looked = 0;
+        check_data(&pool, &mut report, &mut |_, done, _| looked = done.get());
+        (report.findings, looked)
+    };
+    assert!(matches!(found().0[..], [Finding::Served { .. }]));
+    volume.stop().await;
+    for replica in &mut cluster.replicas {
+        replica.stop();
+    }
+    let (findings, looked) = found();
+    assert!(findings.is_empty(), "{findings:?}");
+    assert_eq!(looked, SIZE);
+    flip(&cluster.replicas[0].data(), 5 * MIB + 77);
+    flip(&cluster.replicas[0].data(), 9 * MIB + 4096);
+    let (findings, _) = found();
+    let [
+        Finding::Rotten {
+            blocks,
+            first,
+            last,
+            ..
+        },
+    ] = &findings[..]
+    else {
+        panic!("{findings:?}");
+    };
+    assert_eq!(
+        (*blocks, first.get(), last.get()),
+        (2, 5 * MIB, 9 * MIB + 4096)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -330,6 +330,9 @@ pub enum VolumeVerb {
 pub struct Check {
     /// The pool's directory
     pub directory: PathBuf,
+    /// Also read all data and compare it with the sums of its blocks. Copies that are in use are left out
+    #[arg(long)]
+    pub data: bool,
     /// Print as
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub output: Option<Format>,

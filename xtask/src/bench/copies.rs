@@ -1,4 +1,5 @@
-//! Three copies beside one, on block devices of the same service: how fast, how much memory, and a growth under load.
+//! Three copies beside one, and with sums of their blocks beside without, on block devices of the same service: how
+//! fast, how much memory, and a growth under load.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -79,38 +80,42 @@ const CELLS: [Cell; 6] = [
 pub fn run(binary: &Path, below: &Path, seconds: u64) -> anyhow::Result<()> {
     let service = Service::start(binary, below)?;
     replicated::add_pools(&service, binary)?;
-    let one = claim(&service, binary, "one", 1, "1Gi")?;
-    let three = claim(&service, binary, "three", 3, "1Ti")?;
+    let one = claim(&service, binary, "one", 1, true, "1Gi")?;
+    let three = claim(&service, binary, "three", 3, true, "1Ti")?;
+    let volume = volume_of_copies(&service)?;
     println!(
         "one copy of 1 GiB and three of 1 TiB as block devices, below {}",
         below.display()
     );
-    print_memory(&service, "idle")?;
+    print_memory(&volume, "idle")?;
+    let unsummed = claim(&service, binary, "unsummed", 3, false, "1Ti")?;
     println!(
-        "  {:<30} {:>12} {:>12}  three of one",
-        "", "one copy", "three copies"
+        "  {:<30} {:>12} {:>12} {:>12}  three of one, sums of none",
+        "", "one copy", "three copies", "without sums"
     );
     for cell in &CELLS {
-        let mut rates = [Vec::new(), Vec::new()];
+        let mut rates = [Vec::new(), Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {
-            for (device, rates) in [&one, &three].into_iter().zip(&mut rates) {
+            for (device, rates) in [&one, &three, &unsummed].into_iter().zip(&mut rates) {
                 rates.push(load(device, cell, Duration::from_secs(seconds), None)?.rate(seconds));
             }
         }
-        let [one, three] = rates.map(|mut rates| {
+        let [one, three, unsummed] = rates.map(|mut rates| {
             rates.sort_by(f64::total_cmp);
             rates
         });
         let middle = |rates: &[f64]| rates.get(rates.len() / 2).copied().unwrap_or_default();
         println!(
-            "  {:<30} {:>10.0}/s {:>10.0}/s  {:.2}",
+            "  {:<30} {:>10.0}/s {:>10.0}/s {:>10.0}/s  {:.2} {:.2}",
             cell.name,
             middle(&one),
             middle(&three),
-            middle(&three) / middle(&one).max(1.0)
+            middle(&unsummed),
+            middle(&three) / middle(&one).max(1.0),
+            middle(&three) / middle(&unsummed).max(1.0)
         );
     }
-    print_memory(&service, "after the load")?;
+    print_memory(&volume, "after the load")?;
     growth(&service, binary, &three)
 }
 
@@ -120,9 +125,10 @@ fn claim(
     binary: &Path,
     name: &str,
     copies: u32,
+    checksums: bool,
     size: &str,
 ) -> anyhow::Result<PathBuf> {
-    replicated::claim_block(service, name, copies, size)?;
+    replicated::claim_block(service, name, copies, checksums, size)?;
     let device = service.path(&format!("{name}.device"));
     service.verb(binary, &["mount", name, &device.display().to_string()])?;
     Ok(device)
@@ -215,14 +221,17 @@ fn work(
     Ok(done)
 }
 
-/// Memory of the target of three copies, and of its copies.
-fn print_memory(service: &Service, when: &str) -> anyhow::Result<()> {
+/// The run directory of the only volume of several copies.
+fn volume_of_copies(service: &Service) -> anyhow::Result<PathBuf> {
     let run = std::fs::read_dir(service.path("data/run"))?;
-    let volume = run
-        .flatten()
-        .next()
-        .context("no volume of several copies")?
-        .path();
+    let mut volumes = run.flatten().map(|entry| entry.path());
+    volumes
+        .find(|path| path.join("target.lock").exists())
+        .context("no volume of several copies")
+}
+
+/// Memory of the target of three copies, and of its copies.
+fn print_memory(volume: &Path, when: &str) -> anyhow::Result<()> {
     let resident = |name: &str| -> anyhow::Result<u64> {
         let pid = std::fs::read_to_string(volume.join(format!("{name}.lock")))?;
         let status = std::fs::read_to_string(format!("/proc/{}/status", pid.trim()))?;

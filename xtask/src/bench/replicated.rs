@@ -22,13 +22,22 @@ pub fn add_pools(service: &Service, binary: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Asks for a block claim with so many copies, under a class of the same name.
-pub fn claim_block(service: &Service, name: &str, copies: u32, size: &str) -> anyhow::Result<()> {
+/// Asks for a block claim with so many copies, with or without sums of their blocks, under a class of the same name.
+pub fn claim_block(
+    service: &Service,
+    name: &str,
+    copies: u32,
+    checksums: bool,
+    size: &str,
+) -> anyhow::Result<()> {
     let manifest = json!({ "apiVersion": "v1", "kind": "List", "items": [
         {
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
             "metadata": { "name": name }, "provisioner": "trellis.dev", "allowVolumeExpansion": true,
-            "parameters": { "replicas": copies.to_string(), "pools": POOLS.join(",") },
+            "parameters": {
+                "replicas": copies.to_string(), "pools": POOLS.join(","), "checksums": checksums.to_string(),
+                "scrubInterval": "0",
+            },
         },
         {
             "apiVersion": "v1", "kind": "PersistentVolumeClaim",

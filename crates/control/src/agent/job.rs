@@ -9,7 +9,7 @@ use trellis_api::about::About;
 use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus, Target};
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
+use super::machine::{ReplicaPlace, ScrubWish, Stage, TargetPlace, Use};
 use crate::claim::copies::{to_begin_with, wanted};
 use crate::claim::provision::{reservations, was_served};
 use crate::claim::recovery::is_recovered;

@@ -12,7 +12,7 @@ use trellis_api::{Observed, Rung};
 
 use super::job::{Fate, Job, Node, UseJob, job};
 use super::machine::Machine;
-use super::report::{claim_write, early_writes, replica_writes, use_writes};
+use super::report::{claim_write, early_writes, replica_writes, rot_note, use_writes};
 use super::work::{Outcome, work};
 use crate::claim::plan::Note;
 use crate::queue::{Queue, Run};
@@ -212,7 +212,7 @@ impl Agent {
         writes.extend(uses);
         writes.extend(replica);
         let run = self.write(key, writes, step).await;
-        if let Some(note) = note {
+        for note in note.into_iter().chain(rot_note(view, outcome)) {
             self.tell(note);
         }
         // A hold that time alone may lift (a busy path, a missing program) is tried again with pauses.

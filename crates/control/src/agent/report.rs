@@ -21,6 +21,11 @@ use crate::claim::{provision, status};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
+/// What a claim should hear of copies that have rotted.
+pub fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
+    replicated::rot_note(view, outcome)
+}
+
 /// The replica's and the target's status, as far as the ladder is known.
 pub fn replica_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Vec<Write> {
     if let Some(replicated) = &job.replicated {

@@ -259,5 +259,6 @@ impl Coordinator {
             .values()
             .any(|read| read.replica == replica && late(read.at))
             || self.owes_repair_reads(replica, limit_ms)
+            || self.owes_scrub(replica, limit_ms)
     }
 }

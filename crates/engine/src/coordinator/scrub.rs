@@ -89,6 +89,8 @@ struct Run {
 struct Look {
     region: Region,
     times: u32,
+    /// When they were asked.
+    at: u64,
     asked: BTreeMap<u64, ReplicaId>,
     digests: BTreeMap<ReplicaId, u32>,
     bad: u64,
@@ -154,7 +156,8 @@ impl Coordinator {
                 return self.scrub_finish();
             };
             // What was found is mended first.
-            let is_damaged = self.peers.values().any(|it| it.damaged.contains(&region));
+            let damaged = |peer: &super::Peer| peer.is_active() && peer.damaged.contains(&region);
+            let is_damaged = self.peers.values().any(damaged);
             if self.scrub.budget < region_bytes || !first_pass && is_damaged {
                 return;
             }
@@ -215,6 +218,7 @@ impl Coordinator {
         run.look = Some(Look {
             region,
             times,
+            at: self.now,
             asked,
             digests: BTreeMap::new(),
             bad: 0,
@@ -241,6 +245,15 @@ impl Coordinator {
             self.damaged(replica, region);
         }
         self.scrub_looked();
+    }
+
+    /// Whether a replica was asked so long ago that it must be taken to hang.
+    pub(super) fn owes_scrub(&self, replica: ReplicaId, limit_ms: u64) -> bool {
+        let look = self.scrub.run.as_ref().and_then(|run| run.look.as_ref());
+        look.is_some_and(|look| {
+            let is_late = self.now.saturating_sub(look.at) > limit_ms;
+            is_late && look.asked.values().any(|of| *of == replica)
+        })
     }
 
     /// A replica that is gone answers nothing more.

@@ -102,6 +102,34 @@ pub enum Finding {
         /// The replica's size.
         size: Bytes,
     },
+    /// Blocks are not what was written there.
+    Rotten {
+        /// The data file.
+        path: PathBuf,
+        /// How many blocks.
+        blocks: u64,
+        /// Where the first of them is.
+        first: Bytes,
+        /// Where the last of them is.
+        last: Bytes,
+    },
+    /// Blocks do not match sums that were not durable when the copy was last stopped.
+    InDoubt {
+        /// The data file.
+        path: PathBuf,
+        /// How many blocks.
+        blocks: u64,
+    },
+    /// There are no sums to compare with.
+    NoSums {
+        /// The data file.
+        path: PathBuf,
+    },
+    /// It is in use, and was not compared with its sums.
+    Served {
+        /// The data file.
+        path: PathBuf,
+    },
     /// Two directories say that they are the same replica.
     IdentityTwice {
         /// Whose bytes both hold.
@@ -120,9 +148,14 @@ impl Finding {
             Finding::Leftover { .. }
             | Finding::Stranger { .. }
             | Finding::SuperblockBehind { .. }
-            | Finding::DataLong { .. } => Severity::Note,
+            | Finding::DataLong { .. }
+            | Finding::InDoubt { .. }
+            | Finding::NoSums { .. }
+            | Finding::Served { .. } => Severity::Note,
             Finding::SuperblockBad { .. } | Finding::DataShort { .. } => Severity::Healable,
-            Finding::Unusable { .. } | Finding::IdentityTwice { .. } => Severity::Broken,
+            Finding::Unusable { .. } | Finding::Rotten { .. } | Finding::IdentityTwice { .. } => {
+                Severity::Broken
+            }
         }
     }
 }
@@ -168,6 +201,36 @@ impl fmt::Display for Finding {
             Finding::DataLong { path, length, size } => write!(
                 out,
                 "{} has {length}, which is more than the size {size}; the rest does not count",
+                path.display()
+            ),
+            Finding::Rotten {
+                path,
+                blocks,
+                first,
+                last,
+            } => write!(
+                out,
+                "{} has {blocks} blocks that are not what was written, from byte {} to {}; start the volume, and they \
+                 are mended from another copy when they are read or scrubbed",
+                path.display(),
+                first.get(),
+                last.get()
+            ),
+            Finding::InDoubt { path, blocks } => write!(
+                out,
+                "{} has {blocks} blocks that were being written when it was stopped; this is sorted out when it is \
+                 opened",
+                path.display()
+            ),
+            Finding::NoSums { path } => write!(
+                out,
+                "{} has no sums to compare with: it is the only copy of its volume, or its class has checksums: \
+                 \"false\"",
+                path.display()
+            ),
+            Finding::Served { path } => write!(
+                out,
+                "{} is in use and was not compared; `trellis volume scrub CLAIM` compares it",
                 path.display()
             ),
             Finding::IdentityTwice {

@@ -134,42 +134,32 @@ fn replay(geometry: Geometry, meta: &mut Meta, mut sequence: u64, log: &[u8]) ->
 /// Who the replicas of the volume are, as far as the replica in that directory knows. Nothing if it never served, or
 /// cannot say. Changes nothing.
 pub(super) fn known_view(dir: &Dir) -> Result<Option<View>> {
-    let read = |name: &str| -> Result<Vec<u8>> {
+    let view = look(dir, Geometry::STANDARD)?.map(|meta| meta.view);
+    // One that never took part knows only itself, and one that has lost its memory nobody.
+    Ok(view.filter(|view| !view.is_blank() && view.lineage != Lineage::Unknown))
+}
+
+/// What is on the disk, as far as it can be read, without changing anything. None if there are no such files.
+pub(super) fn look(dir: &Dir, geometry: Geometry) -> Result<Option<Meta>> {
+    let read = |name: &str| {
         let mut bytes = Vec::new();
-        let Some(mut file) = dir.file_read_only(name)? else {
-            return Ok(bytes);
-        };
-        file.read_to_end(&mut bytes).map_err(|source| Error::Io {
-            doing: "read",
-            path: dir.join(name),
-            source,
-        })?;
-        Ok(bytes)
+        if let Some(mut file) = dir.file_read_only(name)? {
+            file.read_to_end(&mut bytes).map_err(|source| Error::Io {
+                doing: "read",
+                path: dir.join(name),
+                source,
+            })?;
+        }
+        Ok::<_, Error>(bytes)
     };
     let [a, b] = FILES;
     let found = [snapshot(&read(a)?), snapshot(&read(b)?)];
-    let newest = found
-        .into_iter()
-        .flatten()
-        .max_by_key(|(number, _)| *number);
-    let Some((mut sequence, meta)) = newest else {
+    let newest = found.into_iter().flatten();
+    let Some((sequence, mut meta)) = newest.max_by_key(|(number, _)| *number) else {
         return Ok(None);
     };
-    let (mut view, log) = (meta.view, read(LOG)?);
-    let mut rest = log.as_slice();
-    while let Some((number, body, after)) = first_block(rest) {
-        if number > sequence {
-            let Some(change) = stored::change(body).filter(|_| number == sequence + 1) else {
-                break;
-            };
-            view = change.view.unwrap_or(view);
-            sequence = number;
-        }
-        rest = after;
-    }
-    // One that never took part knows only itself, and one that has lost its memory nobody.
-    let says = !view.is_blank() && view.lineage != Lineage::Unknown;
-    Ok(says.then_some(view))
+    replay(geometry, &mut meta, sequence, &read(LOG)?);
+    Ok(Some(meta))
 }
 
 /// What was found of the meta data.

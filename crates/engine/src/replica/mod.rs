@@ -8,6 +8,7 @@
 //! POOL/replicas/NAME/data            the bytes: a plain sparse file
 //! POOL/replicas/NAME/about.json      whose volume and claim it is, readable without a store (module `survey`)
 //! POOL/replicas/NAME/meta.*          of a replicated volume: promise, keys, stamps (module `meta`)
+//! POOL/replicas/NAME/sums            of a replicated volume: a sum of every block (module `sums`)
 //! POOL/replicas/NAME/note            of a replicated volume: how far the bytes are (module `note`)
 //! POOL/replicas/.making-NAME/        a creation that has not been published
 //! POOL/replicas/.removing-NAME/      a removal that has not been finished
@@ -91,6 +92,7 @@
 //! Deliberately absent: shrinking.
 
 mod check;
+mod check_data;
 mod dir;
 mod id;
 mod meta;
@@ -112,6 +114,7 @@ use uuid::Uuid;
 use crate::{Error, Result};
 
 pub use check::{Finding, Report, Severity, check};
+pub use check_data::check_data;
 pub(crate) use dir::{punch, zero};
 pub use meta::MetaStore;
 pub use name::NAME_LENGTH_MAX;

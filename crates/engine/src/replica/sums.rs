@@ -254,14 +254,24 @@ impl SumFile {
 pub(crate) struct NearSums {
     file: File,
     coverage: Coverage,
+    settled: Epoch,
 }
 
 impl NearSums {
     /// Opens the sums beside a data file, if there are some.
     pub(crate) fn beside(data: &Path) -> Option<NearSums> {
         let file = File::open(data.with_file_name(SUMS)).ok()?;
-        let coverage = newest_header(&file)?.coverage;
-        Some(NearSums { file, coverage })
+        let header = newest_header(&file)?;
+        Some(NearSums {
+            file,
+            coverage: header.coverage,
+            settled: header.settled,
+        })
+    }
+
+    /// Up to which epoch bytes and sums were durable together when they were opened.
+    pub(crate) fn settled(&self) -> Epoch {
+        self.settled
     }
 
     pub(crate) fn coverage(&self) -> Coverage {

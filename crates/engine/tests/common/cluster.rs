@@ -181,6 +181,14 @@ impl Replica {
         self.process = None;
     }
 
+    /// Lets it end by itself: what it has is settled then.
+    pub(crate) fn stop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            drop(process.child().stdin.take());
+            process.child().wait().unwrap();
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         self.process.as_ref().unwrap().signal(signal);
     }

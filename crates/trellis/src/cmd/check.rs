@@ -9,7 +9,7 @@ use kube::api::ListParams;
 use serde::Serialize;
 use trellis_api::about::About;
 use trellis_api::kinds::Replica;
-use trellis_engine::replica::{Report, Severity, check, survey};
+use trellis_engine::replica::{Report, Severity, check, check_data, survey};
 
 use crate::claim_view;
 use crate::cli::{Check, Global};
@@ -36,7 +36,18 @@ struct Found {
 /// Checks a pool's directory. It fails if something needs a person.
 pub async fn run(global: &Global, verb: &Check) -> anyhow::Result<()> {
     let directory = verb.directory.display().to_string();
-    let mut checked = checked(directory, &check(&verb.directory));
+    let mut report = check(&verb.directory);
+    if verb.data {
+        let mut told = (String::new(), u64::MAX);
+        check_data(&verb.directory, &mut report, &mut |copy, done, of| {
+            let percent = done.get().saturating_mul(10) / of.get().max(1) * 10;
+            if told != (copy.to_owned(), percent) {
+                told = (copy.to_owned(), percent);
+                eprintln!("{copy}: {percent} % of {} compared", output::human(of));
+            }
+        });
+    }
+    let mut checked = checked(directory, &report);
     let unknown = unknown(global, &verb.directory).await;
     checked.findings.extend(unknown);
     let text = output::text(verb.output, &checked, |_| {

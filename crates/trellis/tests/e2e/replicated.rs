@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::harness::{Service, claim, filesystem_mib, loops_below, mounts_below, write_file};
+use crate::harness::{
+    Service, checksum, claim, filesystem_mib, loops_below, mounts_below, write_file,
+};
 use load::Load;
 
 const POOLS: [&str; 4] = ["a", "b", "c", "d"];
@@ -396,6 +398,64 @@ fn copies_come_and_go_in_use() {
     service.trellis(&["grow", "data", "768Mi", "--wait"]);
     load.finish("copies added, let go of and replaced");
     end(&service, &path);
+}
+
+// Fails if bytes that change by themselves on one copy are served, or are not found and mended by a scrub.
+#[test]
+fn a_scrub_finds_and_mends_what_has_rotted_on_one_copy() {
+    let service = service();
+    let path = mounted(&service);
+    let sum = write_file(&path.join("file"), 24 << 20, 7);
+    wait_whole(&service);
+    let copies = service.objects("replicas.trellis.dev");
+    let data = PathBuf::from(copies[1]["status"]["path"].as_str().unwrap());
+    let flipped = flip_a_byte_in_every_mib(&data);
+    assert!(flipped >= 20, "{flipped} MiB hold something");
+    let said = service.trellis(&["volume", "scrub", "data", "--wait"]);
+    let numbers: Vec<u64> = said
+        .split(|letter: char| !letter.is_ascii_digit())
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    println!("{flipped} flipped: {said}");
+    // The filesystem may have written some of them anew meanwhile.
+    let found = said.split(" blocks did not match").next().unwrap();
+    let found: u64 = found.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(found > flipped / 2 && found <= flipped, "{said}");
+    assert!(
+        numbers.iter().filter(|number| **number == found).count() >= 2,
+        "{said}"
+    );
+    let shown = service.trellis(&["volume", "show", "data"]);
+    assert!(
+        shown.contains("last scrub") && shown.contains("ROT"),
+        "{shown}"
+    );
+    service.wait("the claim hears of it", |service| {
+        let events = service.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"]);
+        events.contains("BlocksRotten").then_some(())
+    });
+    service.trellis(&["umount", "data"]);
+    let again = service.mount("data");
+    assert_eq!(checksum(&again.join("file")), sum);
+    end(&service, &again);
+}
+
+/// Flips a byte in every MiB of a data file that holds something. Says how many.
+fn flip_a_byte_in_every_mib(data: &Path) -> u64 {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::options().read(true).write(true).open(data);
+    let file = file.unwrap();
+    let mut flipped = 0;
+    let mut bytes = vec![0; 1 << 20];
+    for at in (0..file.metadata().unwrap().len()).step_by(1 << 20) {
+        file.read_exact_at(&mut bytes, at).unwrap();
+        if let Some(index) = bytes.iter().position(|byte| *byte != 0) {
+            let place = at + u64::try_from(index).unwrap();
+            file.write_all_at(&[bytes[index] ^ 0x20], place).unwrap();
+            flipped += 1;
+        }
+    }
+    flipped
 }
 
 // Fails if a volume of several copies that nobody uses does not grow with its filesystem.

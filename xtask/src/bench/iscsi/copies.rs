@@ -19,6 +19,8 @@ use crate::bench::replicated;
 use crate::bench::service::Service;
 
 pub const NAME: &str = "three copies";
+/// Three copies without sums of their blocks: what the sums cost.
+pub const UNSUMMED: &str = "without sums";
 const CLAIM: &str = "three";
 const COPIES: u32 = 3;
 /// The processes of a volume, by the names of their locks.
@@ -65,13 +67,22 @@ impl Copies {
 
 /// Starts the service below the place's directory, and has it make a volume with all of its bytes.
 pub fn start(programs: &Programs, place: &Place) -> anyhow::Result<Server> {
+    start_with(programs, place, true)
+}
+
+/// The same without sums of their blocks.
+pub fn start_unsummed(programs: &Programs, place: &Place) -> anyhow::Result<Server> {
+    start_with(programs, place, false)
+}
+
+fn start_with(programs: &Programs, place: &Place, checksums: bool) -> anyhow::Result<Server> {
     let binary = &programs.trellis;
     let service = Service::start(binary, place.parent())?;
     replicated::add_pools(&service, binary)?;
     let runtime = Runtime::new().context("no asynchronous runtime")?;
     let client = runtime.block_on(service.client())?;
     let size = format!("{}Mi", place.size_mib);
-    replicated::claim_block(&service, CLAIM, COPIES, &size)?;
+    replicated::claim_block(&service, CLAIM, COPIES, checksums, &size)?;
     let status = runtime.block_on(served(&client))?;
     let word = |name: &str| status[name].as_str().map(str::to_owned);
     let (target, address) = word("iqn").zip(word("portal")).context("not served")?;
@@ -87,7 +98,12 @@ pub fn start(programs: &Programs, place: &Place) -> anyhow::Result<Server> {
         volume,
         _service: service,
     }));
-    let mut server = Server::of(NAME, Role::Copies, life, address, &target, 0);
+    let (name, role) = if checksums {
+        (NAME, Role::Copies)
+    } else {
+        (UNSUMMED, Role::Unsummed)
+    };
+    let mut server = Server::of(name, role, life, address, &target, 0);
     server.proof = user.map(|user| (user, secret));
     fill(programs, &server, place.size_mib)?;
     Ok(server)

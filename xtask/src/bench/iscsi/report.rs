@@ -49,7 +49,12 @@ enum Against {
     Limit,
     /// Our own single copy.
     OneCopy,
+    /// Our own three copies, without sums of their blocks.
+    Unsummed,
 }
+
+/// What copies with sums of their blocks shall do of what they do without.
+const SUMS_OF_NONE: f64 = 0.9;
 
 /// What three copies shall do of what one does, whatever the work is.
 const COPIES_OF_ONE: f64 = 0.5;
@@ -126,6 +131,14 @@ impl<'a> Report<'a> {
                     at_least: COPIES_OF_ONE,
                 });
             }
+            for work in WORK {
+                self.print_aim(&Aim {
+                    copies: true,
+                    work,
+                    against: Against::Unsummed,
+                    at_least: SUMS_OF_NONE,
+                });
+            }
         }
     }
 
@@ -181,6 +194,7 @@ impl<'a> Report<'a> {
             Against::BestPeer => server.role == Role::Peer,
             Against::Limit => server.role == Role::Limit,
             Against::OneCopy => server.role == Role::Ours,
+            Against::Unsummed => server.role == Role::Unsummed,
         };
         let against: Vec<usize> = (0..self.servers.len())
             .filter(|index| is(&self.servers[*index]))
@@ -198,6 +212,7 @@ impl<'a> Report<'a> {
             Against::BestPeer => "the best peer",
             Against::Limit => "the limit",
             Against::OneCopy => "one copy",
+            Against::Unsummed => "the same without sums",
         };
         let whose = if aim.copies { "three copies, " } else { "" };
         let met = if ratio.median >= aim.at_least {

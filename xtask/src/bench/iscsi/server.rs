@@ -22,6 +22,8 @@ pub enum Role {
     Peer,
     /// What could be reached at most: no data is stored or fetched.
     Limit,
+    /// Ours, with three copies that have no sums of their blocks.
+    Unsummed,
     /// Ours, with three copies.
     Copies,
     /// Somebody's addition.

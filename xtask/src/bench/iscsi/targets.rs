@@ -25,7 +25,15 @@ const TGT_CONTROL: u32 = 7261;
 
 /// One row: a name, what it is for, and how it is started. `None` where it does not belong.
 type Start = fn(&Programs, &Place) -> anyhow::Result<Option<Server>>;
-const TARGETS: [Start; 6] = [ours, tgt_aio, tgt_rdwr, istgt, null, three_copies];
+const TARGETS: [Start; 7] = [
+    ours,
+    tgt_aio,
+    tgt_rdwr,
+    istgt,
+    null,
+    three_copies,
+    unsummed_copies,
+];
 
 /// A directory with the backing file and what the targets need, gone with this.
 pub struct Place {
@@ -141,6 +149,10 @@ fn null(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
     let mut command = Command::new(&programs.serve);
     command.args(["127.0.0.1:0", &place.size_mib.to_string(), "null"]);
     Server::speaking("null (limit)", Role::Limit, &mut command).map(Some)
+}
+
+fn unsummed_copies(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
+    copies::start_unsummed(programs, place).map(Some)
 }
 
 fn three_copies(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {

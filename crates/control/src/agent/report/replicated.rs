@@ -10,6 +10,8 @@ use super::{lower_conditions, refused, status_write, without_finalizer};
 use crate::agent::job::{Job, ReplicaJob, ReplicatedJob, TargetJob};
 use crate::agent::machine::{CopyFound, TargetFound};
 use crate::agent::work::Outcome;
+use crate::claim::plan::{Note, claim_place};
+use crate::view::View;
 use crate::write::{Object, Place, Write};
 
 /// The statuses of the copies on this node and of the target, if it runs here.
@@ -53,6 +55,48 @@ pub(super) fn writes(
         });
     }
     writes
+}
+
+/// Blocks of copies that did not match their sums and were not told of yet, for the claim.
+pub(super) fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
+    let Some(Ok(found)) = &outcome.target else {
+        return None;
+    };
+    let claim = view.claim.as_ref()?;
+    let status = view
+        .target
+        .as_ref()
+        .and_then(|target| target.status.as_ref());
+    let told = status.and_then(|status| status.scrub.as_ref());
+    let told = told.map(|told| &told.rotten);
+    let rotten = &found.scrub.as_ref()?.rotten;
+    let news = rotten.iter().filter_map(|(id, blocks)| {
+        let before = told
+            .and_then(|told| told.get(id))
+            .copied()
+            .unwrap_or_default();
+        // A target that was started anew counts from zero.
+        let more = blocks.checked_sub(before).unwrap_or(*blocks);
+        let copy = view
+            .replicas
+            .iter()
+            .find(|each| each.uid().as_deref() == Some(id));
+        let pool = copy.map_or(id.as_str(), |copy| &copy.spec.pool);
+        (more > 0).then(|| format!("{more} blocks of the copy on pool {pool}"))
+    });
+    let news: Vec<String> = news.collect();
+    (!news.is_empty()).then(|| Note {
+        about: claim_place(claim),
+        uid: claim.uid(),
+        warning: true,
+        reason: "BlocksRotten",
+        message: format!(
+            "{} did not match their sums. They are not shown, and are mended from another copy. If it goes on, the \
+             disk is bad: trellis volume replace {} POOL.",
+            news.join(" and "),
+            claim.name_any()
+        ),
+    })
 }
 
 fn copy_write(

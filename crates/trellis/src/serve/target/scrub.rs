@@ -145,13 +145,15 @@ pub async fn run(target: Arc<Target>) {
         };
         let number = status.scrub.last.map_or(0, |last| last.number);
         target.volume.scrub().await;
-        // Also over if another coordinator begins anew, which counts from one.
+        // Another coordinator knows nothing of it, and is asked anew.
+        let generation = status.generation;
         let done = target.volume.until(|status| {
             let last = status.scrub.last.map_or(0, |last| last.number);
-            last != number && status.scrub.running.is_none()
+            last > number || status.generation != generation
         });
         let Ok(status) = done.await else { return };
-        if let Some(result) = status.scrub.last {
+        let is_same = status.generation == generation;
+        if let Some(result) = status.scrub.last.filter(|_| is_same) {
             if result.found > 0 || result.differed > 0 {
                 tracing::warn!(
                     ?result,

@@ -157,6 +157,12 @@ impl Disk {
             .unwrap_or_else(|| vec![0; usize::try_from(self.block_bytes()).unwrap_or(0)])
     }
 
+    /// What a block should hold, also if its bits have flipped: nobody is shown those.
+    pub fn meant(&self, block: u64) -> Vec<u8> {
+        let right = self.flipped.get(&block).cloned();
+        right.unwrap_or_else(|| self.block(block))
+    }
+
     /// Takes an operation. Writes reach the cache now or when they complete: a process that dies in
     /// between must be able to cope with either.
     pub fn submit(&mut self, op: DiskOp, rng: &mut Rng) -> Submitted {
@@ -470,7 +476,8 @@ impl Disk {
         self.drop_cache(u64::MAX, rng);
         self.drop_slots(rng);
         for block in unsynced {
-            if rng.chance(TORN_PER_MILLE) && !self.lost_by_lies.contains(&block) {
+            let is_promised = self.owed.contains(&block) || self.lost_by_lies.contains(&block);
+            if rng.chance(TORN_PER_MILLE) && !is_promised {
                 self.tear(block);
             }
         }

@@ -166,7 +166,7 @@ impl World {
         let block_bytes = u64::from(GEOMETRY.block_bytes);
         let before = self.size_served / block_bytes;
         self.size_served = size;
-        let value = |node: usize, block: u64| value_of(&self.nodes[node].disk.block(block));
+        let value = |node: usize, block: u64| value_of(&self.nodes[node].disk.meant(block));
         for block in 0..before.max(size / block_bytes) {
             let region = region_of(block);
             if block >= size / block_bytes {

@@ -38,7 +38,7 @@
 //! # Sums that are not known
 //!
 //! A replica that was made without sums, or whose sums were lost, gets a file in which a slot of zeros says
-//! nothing ([`Coverage::Partial`]). Writes and scrubs fill it; when a scrub has been everywhere, it is whole.
+//! nothing ([`Coverage::Partial`]). Writes and repairs fill it.
 
 use crate::proto::{Epoch, Meta, MetaChange, Region};
 

@@ -332,7 +332,7 @@ pub struct Check {
     pub directory: PathBuf,
     /// Also read all data and compare it with the sums of its blocks. Copies that are in use are left out
     #[arg(long)]
-    pub data: bool,
+    pub read_data: bool,
     /// Print as
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub output: Option<Format>,

@@ -37,7 +37,7 @@ struct Found {
 pub async fn run(global: &Global, verb: &Check) -> anyhow::Result<()> {
     let directory = verb.directory.display().to_string();
     let mut report = check(&verb.directory);
-    if verb.data {
+    if verb.read_data {
         let mut told = (String::new(), u64::MAX);
         check_data(&verb.directory, &mut report, &mut |copy, done, of| {
             let percent = done.get().saturating_mul(10) / of.get().max(1) * 10;

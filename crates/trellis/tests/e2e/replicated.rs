@@ -434,6 +434,10 @@ fn a_scrub_finds_and_mends_what_has_rotted_on_one_copy() {
         let events = service.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"]);
         events.contains("BlocksRotten").then_some(())
     });
+    // A copy in use is left to the scrub, and the check says so.
+    let pool = service.path("pool-a");
+    let checked = service.trellis(&["check", "--read-data", pool.to_str().unwrap()]);
+    assert!(checked.contains("in use"), "{checked}");
     service.trellis(&["umount", "data"]);
     let again = service.mount("data");
     assert_eq!(checksum(&again.join("file")), sum);

@@ -251,6 +251,9 @@ impl Disk {
         } else {
             Ended::PowerLost
         };
+        if ended == Ended::PowerLost {
+            self.undo_hidden_flips();
+        }
         let sorted = sort_out(&self.meta, self.settled, ended, |region| {
             self.doubts(region)
         });
@@ -275,6 +278,20 @@ impl Disk {
         self.kept.promise = self.meta.promise;
         self.kept.cached = self.sequence;
         self.kept.durable = self.sequence;
+    }
+
+    /// Of a region in doubt the bytes count as they are: rot there cannot be told from a sum that was lost. If the
+    /// memory is lost as well, all regions are in doubt.
+    fn undo_hidden_flips(&mut self) {
+        let doubtful: BTreeSet<Region> = doubtful(&self.meta, self.settled).collect();
+        let region_of = |block: u64| self.geometry.region_of(block * self.block_bytes());
+        let hidden = self.flipped.keys().copied();
+        let hidden = hidden.filter(|block| doubtful.contains(&region_of(*block)));
+        for block in hidden.collect::<Vec<_>>() {
+            if let Some(right) = self.flipped.remove(&block) {
+                self.durable.insert(block, right);
+            }
+        }
     }
 
     /// The blocks of a region that do not match their sums.
@@ -472,24 +489,12 @@ impl Disk {
     /// The machine loses its memory. Operations under way have happened or not.
     pub fn power_loss(&mut self, under_way: Vec<Submitted>, rng: &mut Rng) {
         self.process_death(under_way, rng);
-        let unsynced: Vec<u64> = self.cache.keys().copied().collect();
+        let torn = self.tear(rng);
         self.drop_cache(u64::MAX, rng);
         self.drop_slots(rng);
-        for block in unsynced {
-            let is_promised = self.owed.contains(&block) || self.lost_by_lies.contains(&block);
-            if rng.chance(TORN_PER_MILLE) && !is_promised {
-                self.tear(block);
-            }
-        }
-        // Of a region in doubt the bytes count as they are: rot there cannot be told from a sum that was lost.
-        let doubtful: BTreeSet<Region> = doubtful(&self.meta, self.settled).collect();
-        let region_of = |block: u64| self.geometry.region_of(block * self.block_bytes());
-        let hidden = self.flipped.keys().copied();
-        let hidden = hidden.filter(|block| doubtful.contains(&region_of(*block)));
-        for block in hidden.collect::<Vec<_>>() {
-            if let Some(right) = self.flipped.remove(&block) {
-                self.durable.insert(block, right);
-            }
+        for (block, bytes) in torn {
+            self.durable.insert(block, bytes.clone());
+            self.torn.push((block, bytes));
         }
         self.owed.clear();
         self.note = None;
@@ -526,14 +531,25 @@ impl Disk {
         self.meta.is_lost() || stale.any(|stale| stale.key == Key::NOTHING)
     }
 
-    /// A block that was being written holds a part of what it held and a part of something else.
-    fn tear(&mut self, block: u64) {
-        let mut bytes = self.block(block);
-        for byte in bytes.iter_mut().skip(5) {
-            *byte = byte.wrapping_mul(3).wrapping_add(1);
+    /// Blocks that were being written, and hold a part of what they held and a part of what they were to hold.
+    fn tear(&self, rng: &mut Rng) -> Vec<(u64, Vec<u8>)> {
+        let mut torn = Vec::new();
+        for (block, versions) in &self.cache {
+            let is_promised = self.owed.contains(block) || self.lost_by_lies.contains(block);
+            if is_promised || !rng.chance(TORN_PER_MILLE) {
+                continue;
+            }
+            let blank = || vec![0; usize::try_from(self.block_bytes()).unwrap_or(0)];
+            let mut bytes = self.durable.get(block).cloned().unwrap_or_else(blank);
+            let new = &versions[rng.index(versions.len())].bytes;
+            // Where both are the same, nothing can be torn.
+            if bytes != *new {
+                let half = bytes.len() / 2;
+                bytes[half..].copy_from_slice(&new[half..]);
+                torn.push((*block, bytes));
+            }
         }
-        self.durable.insert(block, bytes.clone());
-        self.torn.push((block, bytes));
+        torn
     }
 
     /// The process dies. Operations under way have happened or not.

@@ -341,16 +341,20 @@ impl Oracle {
 
     /// A power loss has torn a block of a replica. It may be seen only where a write was not yet kept by a flush.
     pub fn torn(&mut self, block: u64, value: Value) {
-        let number = self.acked_last;
         let is_written = self.writes.values().any(|it| it.blocks.contains(&block));
+        let number = self.acked_last;
         let slot = self.block(block);
-        if !slot.tail.is_empty() || is_written {
-            slot.tail.push(Acked {
-                value,
-                number,
-                excused: true,
-            });
+        if slot.tail.is_empty() && !is_written {
+            return;
         }
+        // It is older than the last write: who has seen that on another replica may still be shown this one.
+        let number = slot.tail.first().map_or(number, |acked| acked.number);
+        let torn = Acked {
+            value,
+            number,
+            excused: true,
+        };
+        slot.tail.insert(0, torn);
     }
 
     /// A disk that lied has lost this block.

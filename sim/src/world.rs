@@ -401,6 +401,7 @@ impl World {
             for (block, bytes) in std::mem::take(&mut self.nodes[node].disk.torn) {
                 self.oracle.torn(block, crate::client::value_of(&bytes));
                 self.stats.torn += 1;
+                self.trace(|| format!("block {block} of node {node} is torn"));
             }
             self.stats.power_losses += 1;
         } else {

@@ -10,6 +10,9 @@ use crate::{Failure, Found};
 /// How long the volume has to come to rest, in milliseconds of the model.
 const REST_MS: u64 = 60_000;
 
+/// How often a growth is asked for again.
+const ASK_AGAIN_MS: u64 = 5_000;
+
 /// After so long every copy has what was acknowledged.
 const QUIET_MS: u64 = 2_000;
 
@@ -22,11 +25,7 @@ impl World {
         self.rest("everything in sync")?;
         let largest = self.nodes.iter().map(|node| node.disk.meta.size).max();
         let to = largest.unwrap_or(0) + u64::from(GEOMETRY.region_bytes);
-        self.tell_chief(self.current, Event::Grow { to });
-        let end = self.now + REST_MS * 1_000;
-        if !self.go_on_until(end, |world| world.size_served >= to)? {
-            return self.stuck("a last growth");
-        }
+        self.grow_at_last(to)?;
         self.rest("everything in sync after a growth")?;
         self.scrub_mends_all()?;
         self.client_flush();
@@ -36,6 +35,20 @@ impl World {
             self.rest("a read of everything")?;
         }
         self.compare(blocks)
+    }
+
+    /// Grows the volume. A coordinator may be superseded after it was asked; so it is asked again, as the control
+    /// plane does.
+    fn grow_at_last(&mut self, to: u64) -> Result<(), Found> {
+        let end = self.now + REST_MS * 1_000;
+        while self.now < end {
+            self.tell_chief(self.current, Event::Grow { to });
+            let pause = self.now + ASK_AGAIN_MS * 1_000;
+            if self.go_on_until(pause, |world| world.size_served >= to)? {
+                return Ok(());
+            }
+        }
+        self.stuck("a last growth")
     }
 
     /// Bits flip on one copy of some blocks. Scrubs find exactly these, and mend all of them. One is enough, unless a

@@ -170,13 +170,18 @@ impl Oracle {
                 number,
                 excused,
             });
-            for read in self.reads.values_mut() {
-                let index = block.checked_sub(read.first);
-                let slot = index.and_then(|at| read.allowed.get_mut(usize::try_from(at).ok()?));
-                if let Some(slot) = slot {
-                    slot.0.insert(value);
-                    slot.1 = true;
-                }
+            self.changed_under_reads(block, value);
+        }
+    }
+
+    /// Reads that are under way may show the block as it was, or with this value.
+    fn changed_under_reads(&mut self, block: u64, value: Value) {
+        for read in self.reads.values_mut() {
+            let index = block.checked_sub(read.first);
+            let slot = index.and_then(|at| read.allowed.get_mut(usize::try_from(at).ok()?));
+            if let Some(slot) = slot {
+                slot.0.insert(value);
+                slot.1 = true;
             }
         }
     }
@@ -355,6 +360,7 @@ impl Oracle {
             excused: true,
         };
         slot.tail.insert(0, torn);
+        self.changed_under_reads(block, value);
     }
 
     /// A disk that lied has lost this block.

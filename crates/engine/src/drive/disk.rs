@@ -426,7 +426,11 @@ fn work_on_meta(
 fn sync_files(replica: &Replica, sums: Option<&SumFile>, job: &Job) -> DiskResult {
     if let Err(error) = replica.sync() {
         let path = replica.data_path();
-        tracing::warn!("could not sync {}: {}", path.display(), super::in_full(&error));
+        tracing::warn!(
+            "could not sync {}: {}",
+            path.display(),
+            super::in_full(&error)
+        );
         return DiskResult::Failed;
     }
     if let (Job::Sync { sums: true }, Some(sums)) = (job, sums)

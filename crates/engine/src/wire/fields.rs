@@ -5,9 +5,9 @@ use bytes::{Bytes, BytesMut};
 use super::PAYLOAD_BYTES_MAX;
 use super::cursor::{Cursor, Writer};
 use crate::proto::{
-    Answer, BLOCKS_PER_REGION_MAX, Body, Config, Content, Entry, EntryOp, Envelope, Forget, JoinTerms,
-    Lineage, Promise, REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState,
-    Request, SNAPSHOTS_MAX, SnapshotRecord, Surveyed, View, Welcome,
+    Answer, BLOCKS_PER_REGION_MAX, Body, Config, Content, Entry, EntryOp, Envelope, Forget,
+    JoinTerms, Lineage, Promise, REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault,
+    RegionState, Request, SNAPSHOTS_MAX, SnapshotRecord, Surveyed, View, Welcome,
 };
 
 /// Writes the fields behind `out` and returns the payload.

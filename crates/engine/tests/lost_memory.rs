@@ -219,6 +219,7 @@ fn open_version_1(replica: &Path) -> trellis_engine::Result<LocalReplica> {
             replica: Uuid::from_u128(2),
         },
         provisioning: Provisioning::Thin,
+        checksums: true,
     })
 }
 

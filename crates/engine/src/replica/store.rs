@@ -302,6 +302,22 @@ impl Replica {
         Ok(())
     }
 
+    /// Says durably that sums are kept of the blocks, before the first of them is.
+    pub(super) fn promise_sums(&self) -> Result<()> {
+        let mut state = self.shared.state();
+        let current = *state.pair.superblock();
+        if current.has_sums {
+            return Ok(());
+        }
+        let next = current.followed(|next| {
+            next.memory.get_or_insert_default();
+            next.has_sums = true;
+        });
+        state.pair.commit(next)?;
+        state.pair.mirror();
+        Ok(())
+    }
+
     /// Keeps the number of the last change of the meta data, without waiting for the disk: after a power loss an
     /// earlier number may be found, which only makes the check weaker.
     pub(super) fn keep_sequence(&self, meta_sequence: u64) {

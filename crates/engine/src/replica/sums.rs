@@ -113,6 +113,7 @@ impl SumFile {
 
     /// Makes the sums of a replica anew. `coverage` says whether all of its blocks are zeros.
     pub(crate) fn make(replica: &Replica, coverage: Coverage) -> Result<SumFile> {
+        replica.promise_sums()?;
         let dir = &replica.shared.dir;
         dir.remove_file(SUMS)?;
         let file = dir.make_file(SUMS)?;

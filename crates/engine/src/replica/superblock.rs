@@ -22,7 +22,10 @@ const VERSION_WITHOUT_MEMORY: u32 = 1;
 const VERSION: u32 = 2;
 
 /// What a reader must know of to make sense of a replica. A reader that does not know all of it refuses.
-const FEATURES_KNOWN: u64 = 0;
+const FEATURES_KNOWN: u64 = FEATURE_SUMS;
+
+/// Every write changes a sum as well. A reader that did not would leave sums behind that make good bytes look rotten.
+const FEATURE_SUMS: u64 = 1;
 
 /// Counters stay below this, so that adding one cannot overflow. Nobody counts that far; a block
 /// that claims to have is nonsense.
@@ -107,6 +110,8 @@ pub(super) struct Superblock {
     pub(super) sequence: u64,
     /// What the replica's memory must be. Nothing is known of one that an earlier format has left.
     pub(super) memory: Option<Memory>,
+    /// Whether the replica keeps sums of its blocks.
+    pub(super) has_sums: bool,
 }
 
 /// What a replica must be found to remember: meta data that are older, or not there, were lost.
@@ -129,6 +134,7 @@ impl Superblock {
             data_synced: size,
             sequence: 1,
             memory: Some(Memory::default()),
+            has_sums: false,
         }
     }
 
@@ -180,7 +186,7 @@ impl Superblock {
             sequence: U64::new(self.sequence),
             slot: slot.mark(),
             padding: [0; 7],
-            features: U64::ZERO,
+            features: U64::new(if self.has_sums { FEATURE_SUMS } else { 0 }),
             owner: U64::new(memory.owner),
             meta_sequence: U64::new(memory.meta_sequence),
             reserved: FromZeros::new_zeroed(),
@@ -226,8 +232,10 @@ impl Superblock {
                 owner: block.owner.get(),
                 meta_sequence: block.meta_sequence.get(),
             }),
+            has_sums: block.features.get() & FEATURE_SUMS != 0,
         };
-        let memory_used = block.owner.get() != 0 || block.meta_sequence.get() != 0;
+        let memory_used =
+            block.owner.get() != 0 || block.meta_sequence.get() != 0 || block.features.get() != 0;
         let reserved_used = block
             .reserved
             .iter()
@@ -348,6 +356,7 @@ mod tests {
         };
         Superblock {
             memory: Some(memory),
+            has_sums: true,
             ..Superblock::first(identity, Bytes::MIB).raised(Bytes::GIB, Bytes::ZERO)
         }
     }
@@ -380,12 +389,14 @@ mod tests {
         assert_eq!(bytes[72..80], (1u64 << 20).to_le_bytes());
         assert_eq!(bytes[80..88], 2u64.to_le_bytes());
         assert_eq!(bytes[88], b'B');
+        assert_eq!(bytes[96..104], 1u64.to_le_bytes());
         assert_eq!(bytes[104..112], 5u64.to_le_bytes());
         assert_eq!(bytes[112..120], 6u64.to_le_bytes());
         assert_eq!(bytes[12..16], crc_of(bytes).to_le_bytes());
         // As the first format had it, to the last bit.
         let first = Superblock {
             memory: None,
+            has_sums: false,
             ..sample()
         };
         let bytes = first.encode(Slot::B);

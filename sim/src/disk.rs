@@ -268,11 +268,10 @@ impl Disk {
 
     /// What a process finds when it starts: the same rules as `replica::meta` has.
     fn remember(&mut self, replica: Uuid) {
-        let floor = self.kept.cached;
-        if self.sequence < floor {
+        if self.is_about_to_forget() {
             let size = self.meta.size;
             self.meta = Meta::lost(self.geometry, size, replica);
-            self.sequence = floor + 1;
+            self.sequence = self.kept.cached + 1;
         }
         self.meta.promise = self.meta.promise.max(self.kept.promise);
         self.kept.promise = self.meta.promise;
@@ -523,6 +522,11 @@ impl Disk {
             }
         }
         true
+    }
+
+    /// Whether it will find that its memory is lost when it starts.
+    pub fn is_about_to_forget(&self) -> bool {
+        self.sequence < self.kept.cached
     }
 
     /// Whether it has lost its memory and was not repaired since.

@@ -123,7 +123,11 @@ impl World {
 
     /// The regions that a node holds, as far as it knows.
     fn holds(&self, node: usize) -> Vec<Region> {
-        let meta = &self.nodes[node].disk.meta;
+        let disk = &self.nodes[node].disk;
+        if disk.is_about_to_forget() {
+            return Vec::new();
+        }
+        let meta = &disk.meta;
         let regions = (0..).map(Region).take(meta.stamps.len());
         regions
             .filter(|region| !meta.stale.contains_key(region))

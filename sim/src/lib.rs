@@ -112,6 +112,8 @@ pub enum Failure {
         found: u64,
         /// Blocks that it says it mended.
         mended: u64,
+        /// Regions in which copies differed although all sums matched.
+        differed: u64,
     },
     /// A marker that a client was told of is gone.
     MarkerLost,

@@ -46,6 +46,8 @@ pub struct About {
     pub thick: bool,
     /// Whether the filesystem may grow while it is mounted.
     pub online_growth: bool,
+    /// Whether two copies may be on one filesystem.
+    pub allow_shared_disk: bool,
 }
 
 impl About {

@@ -20,6 +20,7 @@ use trellis_control::agent::machine::{
 use trellis_control::usage::{Fill, Gauge};
 use trellis_control::view::now;
 use trellis_engine::replica::{Identity, Pool, Provisioning, Replica};
+use trellis_node::ground::{self, OtherPool};
 use trellis_node::sys::block::DeviceNumber;
 use trellis_node::sys::{loopdev, mountinfo};
 use trellis_node::volume::{Carrier, Fault};
@@ -38,6 +39,8 @@ const OPEN_REPLICAS_MAX: usize = 128;
 
 /// This machine. Private mounts and notes about filesystems in the making live in its data directory.
 pub struct ThisMachine {
+    /// Its own directory.
+    data: PathBuf,
     mounts: PathBuf,
     notes: PathBuf,
     pools: Mutex<HashMap<PathBuf, Arc<Pool>>>,
@@ -56,6 +59,7 @@ impl ThisMachine {
         trellis_files::make_directory(&mounts)?;
         trellis_files::make_directory(&notes)?;
         Ok(ThisMachine {
+            data: data.to_owned(),
             mounts,
             notes,
             pools: Mutex::default(),
@@ -321,6 +325,7 @@ impl Machine for ThisMachine {
         self.with_pool(path, id, |pool| {
             let capacity = pool.capacity().map_err(store_hold)?;
             Ok(PoolMeasured {
+                filesystem: ground::filesystem_of(pool.path()).map_err(node_hold)?,
                 id: pool.id().to_string(),
                 total: capacity.total,
                 free: capacity.free,
@@ -328,6 +333,27 @@ impl Machine for ThisMachine {
                 copies: pool.names().map_err(store_hold)?,
             })
         })
+    }
+
+    fn judge_pool(&self, path: &Path, others: &[(String, PathBuf)]) -> Result<(), Hold> {
+        let others = others.iter().map(|(name, path)| OtherPool {
+            name: name.clone(),
+            path: path.clone(),
+        });
+        let others: Vec<OtherPool> = others.collect();
+        ground::require_fit(path, &self.data, &others)
+            .map_err(|error| {
+                let hold = node_hold(error);
+                Hold::new(HoldReason::PoolNotReady, hold.message)
+            })?
+            .map_err(|unfit| Hold::new(HoldReason::PoolUnfit, format!("{unfit}.")))
+    }
+
+    fn keep_pools(&self, paths: &[PathBuf]) {
+        let is_kept = |path: &Path| paths.iter().any(|kept| kept == path);
+        self.open_pools().retain(|path, _| is_kept(path));
+        self.open_replicas().retain(|(pool, _), _| is_kept(pool));
+        self.descriptions().retain(|(pool, _), _| is_kept(pool));
     }
 
     fn look_at_stranger(&self, path: &Path, id: &str, name: &str) -> UnknownCopy {

@@ -28,7 +28,9 @@ pub fn claim_block(service: &Service, name: &str, copies: u32, size: &str) -> an
         {
             "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
             "metadata": { "name": name }, "provisioner": "trellis.dev", "allowVolumeExpansion": true,
-            "parameters": { "replicas": copies.to_string(), "pools": POOLS.join(",") },
+            "parameters": {
+                "replicas": copies.to_string(), "pools": POOLS.join(","), "allowSharedDisk": "true",
+            },
         },
         {
             "apiVersion": "v1", "kind": "PersistentVolumeClaim",

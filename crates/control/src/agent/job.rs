@@ -10,9 +10,10 @@ use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus,
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
-use crate::claim::copies::{to_begin_with, wanted};
+use crate::claim::copies::{staying, to_begin_with, wanted};
 use crate::claim::provision::{reservations, was_served};
 use crate::claim::recovery::is_recovered;
+use crate::disks;
 use crate::view::View;
 
 /// The work of one node for one volume.
@@ -75,6 +76,8 @@ pub struct TargetJob {
     pub place: TargetPlace,
     /// With how many copies the volume was made, whatever was asked for since.
     pub first_copies: usize,
+    /// Pools of its copies that are on one filesystem although the volume does not allow it: copies there count as one.
+    pub shared_disks: Vec<Vec<String>>,
 }
 
 /// The work for one replica.
@@ -162,7 +165,10 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
     let places: Vec<ReplicaPlace> = copies.iter().map(|copy| copy.place.clone()).collect();
     let (replica, replicated) = if view.is_replicated() {
         let adrift = adrift(view, node, pool_of);
-        (None, Some(replicated_job(view, node, copies, adrift)))
+        (
+            None,
+            Some(replicated_job(view, node, copies, adrift, pool_of)),
+        )
     } else {
         (copies.pop(), None)
     };
@@ -227,6 +233,7 @@ fn replicated_job(
     node: &Node,
     copies: Vec<ReplicaJob>,
     adrift: Vec<Arc<Replica>>,
+    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
 ) -> ReplicatedJob {
     let wanted = view.volume.as_ref().map(|volume| wanted(view, volume));
     let wanted = wanted.unwrap_or_default();
@@ -255,6 +262,11 @@ fn replicated_job(
                 addresses: addresses.collect(),
             },
             first_copies: reservations(volume).len(),
+            shared_disks: if volume.spec.allow_shared_disk {
+                Vec::new()
+            } else {
+                disks::shared_by(staying(view), pool_of)
+            },
         }),
         copies,
         adrift,
@@ -341,6 +353,7 @@ fn about(view: &View, replica: &Replica) -> Option<About> {
         via: spec.via.map(|via| via.name().to_owned()),
         thick: spec.thick,
         online_growth: spec.online_growth,
+        allow_shared_disk: spec.allow_shared_disk,
     })
 }
 
@@ -477,6 +490,7 @@ mod tests {
             online_growth: true,
             when_below_quorum: trellis_api::kinds::WhenBelowQuorum::Wait,
             patience_seconds: None,
+            allow_shared_disk: false,
             recovery: None,
             growth: None,
         };
@@ -499,6 +513,7 @@ mod tests {
             node: NODE.to_owned(),
             path: "/pool".to_owned(),
             overcommit_percent: 100,
+            drain: false,
         };
         let pool = Arc::new(Pool::new("p", spec));
         let node = Node {

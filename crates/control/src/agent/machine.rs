@@ -73,6 +73,8 @@ pub struct Use {
 pub struct PoolMeasured {
     /// Its identity.
     pub id: String,
+    /// The filesystem that it is on.
+    pub filesystem: String,
     /// Size of its filesystem.
     pub total: Bytes,
     /// Free on it.
@@ -208,6 +210,12 @@ pub trait Machine: Send + Sync + 'static {
     /// Opens the pool if it is not open yet, and measures it. A directory of another identity than `id` is
     /// refused.
     fn measure_pool(&self, pool: &Path, id: Option<&str>) -> Result<PoolMeasured, Hold>;
+
+    /// Whether a directory can become a pool, beside these others of this machine.
+    fn judge_pool(&self, path: &Path, others: &[(String, PathBuf)]) -> Result<(), Hold>;
+
+    /// Lets go of every pool directory but these.
+    fn keep_pools(&self, paths: &[PathBuf]);
 
     /// What a copy on a pool says about itself that no object names.
     fn look_at_stranger(&self, pool: &Path, id: &str, name: &str) -> UnknownCopy;

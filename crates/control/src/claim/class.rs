@@ -28,6 +28,8 @@ pub struct Class {
     pub when_below_quorum: WhenBelowQuorum,
     /// How long they wait then, in seconds, if it is said.
     pub patience_seconds: Option<u32>,
+    /// Whether two copies may be on one filesystem.
+    pub allow_shared_disk: bool,
     /// Whether a claim waits until something uses it.
     pub waits_for_consumer: bool,
     /// What becomes of the volume when its claim is gone: `Delete` or `Retain`.
@@ -57,6 +59,7 @@ impl Class {
             online_growth: true,
             when_below_quorum: WhenBelowQuorum::Wait,
             patience_seconds: None,
+            allow_shared_disk: false,
             waits_for_consumer: class.volume_binding_mode.as_deref()
                 == Some("WaitForFirstConsumer"),
             reclaim_policy: class
@@ -162,6 +165,10 @@ impl Class {
                 self.patience_seconds = Some(seconds(value).ok_or(allowed)?);
                 Ok(())
             }
+            "allowSharedDisk" => {
+                self.allow_shared_disk = value.parse().map_err(|_| "\"true\" or \"false\"")?;
+                Ok(())
+            }
             FSTYPE_PARAMETER => {
                 self.filesystem = value.parse().map_err(|_| "xfs, btrfs, ext4 or ext3")?;
                 Ok(())
@@ -169,7 +176,7 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, via, pools, thick, onlineGrowth, whenBelowQuorum, patience and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, via, pools, thick, onlineGrowth, whenBelowQuorum, patience, allowSharedDisk and csi.storage.k8s.io/fstype",
             ),
         }
     }
@@ -217,12 +224,14 @@ mod tests {
             ("pools", "a, b"),
             ("thick", "true"),
             ("onlineGrowth", "false"),
+            ("allowSharedDisk", "true"),
             (FSTYPE_PARAMETER, "btrfs"),
         ]));
         let read = read.expect("a valid class");
         assert_eq!(read.pools, ["a", "b"]);
         assert!(read.thick);
         assert!(!read.online_growth);
+        assert!(read.allow_shared_disk);
         assert_eq!(read.filesystem, FilesystemKind::Btrfs);
     }
 
@@ -268,6 +277,7 @@ mod tests {
             ("patience", "5000000h"),
             ("consistencyFactor", "2"),
             ("via", "nvme"),
+            ("allowSharedDisk", "perhaps"),
             ("pools", "a,,b"),
             (FSTYPE_PARAMETER, "ntfs"),
             ("engine", "zfs"),

@@ -15,7 +15,7 @@ use trellis_api::kinds::{Content, Volume, VolumePhase, VolumeStatus};
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::plan::{Note, Plan, Promise, Rooms, claim_place};
+use super::plan::{LargerCopy, Note, Plan, Promise, Rooms, claim_place};
 use super::{history, provision, status};
 use crate::view::View;
 use crate::world::TELL_AFTER;
@@ -127,7 +127,14 @@ fn make_room(
         let has = replica.spec.capacity.max(has.unwrap_or_default());
         // What a copy has already is not asked for again, however full its pool is now.
         if goal > has {
-            rooms.room(pool, &name, has, goal, thick)?;
+            rooms.room(LargerCopy {
+                replica: &name,
+                pool,
+                from: has,
+                to: goal,
+                thick,
+                planned: &promises,
+            })?;
         }
         promises.push(Promise {
             replica: name,

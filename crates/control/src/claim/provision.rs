@@ -14,7 +14,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::by_hand;
 use super::class::Class;
-use super::plan::{Note, PlaceOfCopy, Plan, Promise, Rooms, claim_place};
+use super::plan::{NewCopy, Note, PlaceOfCopy, Plan, Promise, Rooms, claim_place};
 use super::status;
 use crate::view::View;
 use crate::world;
@@ -130,10 +130,24 @@ fn place_copies(
     size: Bytes,
     rooms: &dyn Rooms,
 ) -> Result<Vec<PlaceOfCopy>, Hold> {
-    let mut places = Vec::new();
+    let (mut places, mut planned) = (Vec::new(), Vec::new());
     for index in 0..class.replicas {
         let name = replica_name(&view.key, index);
-        let place = rooms.place(&class.pools, &name, size, class.thick, &places)?;
+        let copy = NewCopy {
+            replica: &name,
+            size,
+            thick: class.thick,
+            allow_shared_disk: class.allow_shared_disk,
+            beside: &places,
+            apart_from: &places,
+            planned: &planned,
+        };
+        let place = rooms.place(&class.pools, copy)?;
+        planned.push(Promise {
+            pool: place.pool.clone(),
+            size,
+            replica: name,
+        });
         places.push(place);
     }
     Ok(places)
@@ -192,6 +206,7 @@ fn make_volume(
         online_growth: class.online_growth,
         when_below_quorum: class.when_below_quorum,
         patience_seconds: class.patience_seconds,
+        allow_shared_disk: class.allow_shared_disk,
         recovery: None,
         growth: None,
     };

@@ -162,6 +162,12 @@ impl Machine for Model {
         ))
     }
 
+    fn judge_pool(&self, _: &Path, _: &[(String, PathBuf)]) -> Result<(), Hold> {
+        Ok(())
+    }
+
+    fn keep_pools(&self, _: &[PathBuf]) {}
+
     fn look_at_stranger(&self, _: &Path, _: &str, name: &str) -> UnknownCopy {
         UnknownCopy {
             name: name.to_owned(),

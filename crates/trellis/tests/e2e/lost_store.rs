@@ -90,7 +90,7 @@ fn lose_store(service: &mut Service) {
 
 fn class_of_two() -> &'static str {
     "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: two\nprovisioner: trellis.dev\n\
-     allowVolumeExpansion: true\nparameters:\n  replicas: \"2\"\n  pools: a,b\n"
+     allowVolumeExpansion: true\nparameters:\n  replicas: \"2\"\n  allowSharedDisk: \"true\"\n  pools: a,b\n"
 }
 
 fn add_pools(service: &Service, names: &[&str]) -> Vec<PathBuf> {

@@ -5,13 +5,13 @@ use std::process::Command;
 
 use crate::harness::{Service, claim, filesystem_mib, said, sweep, write_file};
 
-/// A small filesystem of its own for a pool.
-struct SmallPool {
-    path: PathBuf,
+/// A small filesystem of its own for a pool. It is unmounted when it is dropped.
+pub struct SmallPool {
+    pub path: PathBuf,
 }
 
 impl SmallPool {
-    fn mount(path: PathBuf, size: &str) -> SmallPool {
+    pub fn mount(path: PathBuf, size: &str) -> SmallPool {
         std::fs::create_dir_all(&path).unwrap();
         let options = format!("size={size}");
         let output = Command::new("mount")
@@ -23,7 +23,7 @@ impl SmallPool {
         SmallPool { path }
     }
 
-    fn resize(&self, size: &str) {
+    pub fn resize(&self, size: &str) {
         let options = format!("remount,size={size}");
         let output = Command::new("mount")
             .args(["-o", &options])

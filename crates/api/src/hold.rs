@@ -100,6 +100,9 @@ reasons! {
     FilesystemUnsupported:
         "The filesystem on the volume is of a kind that Trellis cannot grow.",
         "Grow it with its own tools; the device below already has the new size.";
+    MountOptionRefused:
+        "The PersistentVolume asks for a mount option that is not honoured, and none is ignored.",
+        "Change `spec.mountOptions` of the PersistentVolume (`kubectl edit pv`) and mount the claim again; docs/classes.md lists the options.";
     FilesystemErrors:
         "The filesystem has recorded errors, and the kernel refuses to grow it before a repair.",
         "Unmount the claim and run the filesystem's repair tool, then mount it again.";

@@ -9,6 +9,7 @@ impl Error {
     /// The reason, from the finite list, under which this error holds a volume.
     pub fn reason(&self) -> HoldReason {
         match self {
+            Error::MountOptions { .. } => HoldReason::MountOptionRefused,
             Error::Busy { .. } => HoldReason::StillInUse,
             Error::MissingCapability { .. } => HoldReason::MissingCapability,
             Error::FilesystemErrors { .. } => HoldReason::FilesystemErrors,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use trellis_api::about::About;
 use trellis_api::kinds::{Content, FilesystemKind, UnknownCopy, Via};
 use trellis_api::step::{self, Step};
-use trellis_api::{Bytes, Hold, HoldReason, Rung};
+use trellis_api::{Bytes, Hold, HoldReason, MountOptions, Rung};
 use trellis_control::agent::machine::{
     CopyFound, Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage,
     StageFound, TargetFound, TargetPlace, Use,
@@ -168,6 +168,11 @@ impl ThisMachine {
             .map_err(node_hold)?
             .path;
         if let Some(kind) = stage.filesystem {
+            // Before anything is made: what is asked for and cannot be must not look as if it were.
+            let options = MountOptions::read(kind, &stage.mount_options).map_err(|refused| {
+                let message = format!("PersistentVolume {}: {refused}.", stage.volume);
+                Hold::new(HoldReason::MountOptionRefused, message)
+            })?;
             if !is_staged {
                 let note = self.notes.join(&stage.volume);
                 let past = self.past(stage);
@@ -176,7 +181,8 @@ impl ThisMachine {
                 self.note_formatted(stage)?;
             }
             let staging = self.mount_of(stage);
-            volume::stage(&device, kind, &staging, stage.read_only).map_err(node_hold)?;
+            volume::stage_with(&device, kind, &staging, stage.read_only, &options)
+                .map_err(node_hold)?;
         }
         Ok(device)
     }

@@ -181,6 +181,7 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
             .volume
             .as_ref()
             .and_then(|volume| volume.spec.filesystem),
+        mount_options: mount_options(view),
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
         online_growth: node.online_growth
             && view
@@ -271,6 +272,14 @@ fn replicated_job(
         copies,
         adrift,
     }
+}
+
+/// What the persistent volume says, which has it from the class. It may have been changed since.
+fn mount_options(view: &View) -> Vec<String> {
+    let persistent = view.persistent_volume.as_ref();
+    let spec = persistent.and_then(|volume| volume.spec.as_ref());
+    spec.and_then(|spec| spec.mount_options.clone())
+        .unwrap_or_default()
 }
 
 /// The oldest use comes first: it is the one that a claim for a single use goes to.

@@ -46,6 +46,8 @@ pub struct Stage {
     pub via: Via,
     /// Its filesystem; none for a block volume.
     pub filesystem: Option<FilesystemKind>,
+    /// The mount options of its PersistentVolume.
+    pub mount_options: Vec<String>,
     /// Every use is read-only.
     pub read_only: bool,
     /// Whether the filesystem may grow while it is mounted.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::StorageClass;
 use trellis_api::kinds::{FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, Via, WhenBelowQuorum};
-use trellis_api::{Hold, HoldReason};
+use trellis_api::{Hold, HoldReason, MountOptions};
 
 /// A class in our own terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub struct Class {
     pub patience_seconds: Option<u32>,
     /// Whether two copies may be on one filesystem.
     pub allow_shared_disk: bool,
+    /// The options that its filesystems are mounted with; all of them are honoured.
+    pub mount_options: Vec<String>,
     /// Whether a claim waits until something uses it.
     pub waits_for_consumer: bool,
     /// What becomes of the volume when its claim is gone: `Delete` or `Retain`.
@@ -60,6 +62,7 @@ impl Class {
             when_below_quorum: WhenBelowQuorum::Wait,
             patience_seconds: None,
             allow_shared_disk: false,
+            mount_options: class.mount_options.clone().unwrap_or_default(),
             waits_for_consumer: class.volume_binding_mode.as_deref()
                 == Some("WaitForFirstConsumer"),
             reclaim_policy: class
@@ -67,15 +70,6 @@ impl Class {
                 .clone()
                 .unwrap_or_else(|| "Delete".to_owned()),
         };
-        if class
-            .mount_options
-            .as_ref()
-            .is_some_and(|options| !options.is_empty())
-        {
-            let message =
-                format!("StorageClass {name:?} has mountOptions, which are not supported.");
-            return Err(Hold::new(HoldReason::ClassInvalid, message));
-        }
         if class
             .allowed_topologies
             .as_ref()
@@ -94,6 +88,10 @@ impl Class {
                 );
                 Hold::new(HoldReason::ClassInvalid, message)
             })?;
+        }
+        if let Err(refused) = MountOptions::read(read.filesystem, &read.mount_options) {
+            let message = format!("StorageClass {name:?}: {refused}.");
+            return Err(Hold::new(HoldReason::ClassInvalid, message));
         }
         if read.replicas > 1 {
             read.via = read.via.or(Some(Via::Fuse));

@@ -449,8 +449,10 @@ fn persistent_volume(
 ) -> serde_json::Value {
     let spec = claim.spec.clone().unwrap_or_default();
     let class = view.class.as_deref().map(Class::read).and_then(Result::ok);
+    let options = class.as_ref().map(|class| class.mount_options.clone());
+    let options = options.filter(|options| !options.is_empty() && volume.spec.filesystem.is_some());
     let policy = class.map_or_else(|| "Delete".to_owned(), |class| class.reclaim_policy);
-    json!({
+    let mut persistent = json!({
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {
@@ -478,7 +480,11 @@ fn persistent_volume(
                 "fsType": volume.spec.filesystem.map(|kind| kind.name()),
             },
         },
-    })
+    });
+    if let Some(options) = options {
+        persistent["spec"]["mountOptions"] = json!(options);
+    }
+    persistent
 }
 
 /// A kept volume that a new claim names, and that its old claim has let go of.

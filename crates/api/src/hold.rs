@@ -109,6 +109,9 @@ reasons! {
     ForeignData:
         "The volume carries data that is not the filesystem asked for, and Trellis never overwrites data.",
         "Save or remove the data yourself, or create the claim anew with volumeMode Block.";
+    FilesystemMismatch:
+        "The volume carries a filesystem of another kind than its class asks for; it is neither used nor grown.",
+        "Create a claim of a class with that filesystem and copy the data, or remove the filesystem yourself if nobody needs it.";
     FilesystemGone:
         "The volume once carried a filesystem and is found empty; what was on it is lost, and no new one is made.",
         "Find out what emptied the copies and restore them from a backup; or delete the claim and create it anew.";

@@ -24,10 +24,10 @@ impl Error {
             | Error::NotThatFilesystem { .. }
             | Error::GrowthUnsupported { .. } => HoldReason::FilesystemUnsupported,
             Error::FilesystemGone { .. } => HoldReason::FilesystemGone,
-            Error::NotEmpty { .. }
-            | Error::OtherFilesystem { .. }
-            | Error::BadIntent { .. }
-            | Error::OtherIdentity { .. } => HoldReason::ForeignData,
+            Error::OtherFilesystem { .. } => HoldReason::FilesystemMismatch,
+            Error::NotEmpty { .. } | Error::BadIntent { .. } | Error::OtherIdentity { .. } => {
+                HoldReason::ForeignData
+            }
             Error::ProgramMissing { .. } => HoldReason::MissingProgram,
             Error::UnusablePath { reason, .. } => match reason {
                 PathProblem::NotAbsolute

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use trellis_api::about::About;
-use trellis_api::kinds::{Content, FilesystemKind, UnknownCopy, Via};
+use trellis_api::kinds::{Content, EMPTY_CONTENT, FilesystemKind, UnknownCopy, Via};
 use trellis_api::step::{self, Step};
 use trellis_api::{Bytes, Hold, HoldReason, MountOptions, Rung};
 use trellis_control::agent::machine::{
@@ -478,7 +478,7 @@ impl Machine for ThisMachine {
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {
         match probe::probe(backing) {
             Ok(probe::Content::Empty) => Some(Content {
-                kind: "empty".to_owned(),
+                kind: EMPTY_CONTENT.to_owned(),
                 size: None,
                 full: true,
                 of: size,

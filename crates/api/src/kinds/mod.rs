@@ -18,7 +18,7 @@ pub use crate::FilesystemKind;
 pub use attachment::{Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Usage};
 pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus, UNKNOWN_COPIES_MAX, UnknownCopy};
 pub use recovery::{Recovery, RecoveryRecord};
-pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
+pub use replica::{Content, EMPTY_CONTENT, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
 pub use target::{Members, ReplicaSeen, ReplicaState, Target, TargetSpec, TargetStatus};
 pub use volume::{

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use serde_json::json;
-use trellis_api::kinds::{Content, FilesystemKind, UnknownCopy};
+use trellis_api::kinds::{Content, EMPTY_CONTENT, FilesystemKind, UnknownCopy};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use super::targets::Served;
@@ -289,7 +289,7 @@ impl Machine for Model {
         let state = self.state();
         let copy = state.replicas.get(&name_of(backing))?;
         let found = match copy.filesystem {
-            None => json!({ "kind": "empty", "full": true, "of": size }),
+            None => json!({ "kind": EMPTY_CONTENT, "full": true, "of": size }),
             Some(own) => {
                 let full = own >= whole_units(size);
                 json!({ "kind": "ext4", "size": own, "full": full, "of": size })

@@ -48,6 +48,9 @@ pub struct About {
     pub online_growth: bool,
     /// Whether two copies may be on one filesystem.
     pub allow_shared_disk: bool,
+    /// The options that the filesystem is mounted with.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mount_options: Vec<String>,
 }
 
 impl About {

@@ -363,6 +363,11 @@ fn about(view: &View, replica: &Replica) -> Option<About> {
         thick: spec.thick,
         online_growth: spec.online_growth,
         allow_shared_disk: spec.allow_shared_disk,
+        mount_options: match (&view.persistent_volume, &view.class) {
+            // It is being made, and will have them from the class.
+            (None, Some(class)) => class.mount_options.clone().unwrap_or_default(),
+            _ => mount_options(view),
+        },
     })
 }
 

@@ -56,13 +56,16 @@ async fn make_class(client: &Client, lost: &Lost, classes: &[StorageClass]) -> a
     if let Some(via) = &about.via {
         parameters["via"] = json!(via);
     }
-    let class = json!({
+    let mut class = json!({
         "metadata": { "name": about.class },
         "provisioner": PROVISIONER,
         "parameters": parameters,
         "allowVolumeExpansion": true,
         "reclaimPolicy": "Retain",
     });
+    if !about.mount_options.is_empty() {
+        class["mountOptions"] = json!(about.mount_options);
+    }
     ensure(
         &Api::<StorageClass>::all(client.clone()),
         class,

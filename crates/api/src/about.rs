@@ -46,6 +46,11 @@ pub struct About {
     pub thick: bool,
     /// Whether the filesystem may grow while it is mounted.
     pub online_growth: bool,
+    /// Whether two copies may be on one filesystem.
+    pub allow_shared_disk: bool,
+    /// The options that the filesystem is mounted with.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mount_options: Vec<String>,
 }
 
 impl About {

@@ -67,12 +67,21 @@ reasons! {
     PoolNotReady:
         "The pool's directory cannot be used on its node.",
         "Look at `trellis pool ls -o wide`; mount or repair the directory, then add the pool again.";
+    PoolUnfit:
+        "The directory cannot be a pool: it is another pool's, the system's or Trellis' own.",
+        "Remove the pool with `trellis pool rm NAME` and add another directory; the message says what is wrong with this one.";
+    PoolInUse:
+        "The pool is to be removed, and copies are still on it.",
+        "Move them away with `trellis pool rm NAME --drain`, or delete their claims; the pool goes by itself then.";
     NoSpaceInPool:
         "No pool has room for the size that is asked for.",
         "Free space, raise the pool's overcommitPercent, add a pool, or lower the request with `trellis cancel`.";
     TooFewPools:
         "The class asks for more copies than there are pools to keep them, and every copy needs a pool of its own.",
         "Add pools with `trellis pool add NAME DIR`, on disks of their own, or use a class with fewer replicas.";
+    DiskShared:
+        "The only pools left for one more copy are on a filesystem that has a copy of the volume already, and would be lost with it.",
+        "Add a pool on another disk with `trellis pool add NAME DIR`, use a class with fewer replicas, or accept it: a class with `allowSharedDisk: \"true\"`, or `trellis volume scale CLAIM N --allow-shared-disk`.";
     SizeTooLarge:
         "The size is larger than a volume can be.",
         "Lower the request with `trellis cancel`.";
@@ -91,12 +100,18 @@ reasons! {
     FilesystemUnsupported:
         "The filesystem on the volume is of a kind that Trellis cannot grow.",
         "Grow it with its own tools; the device below already has the new size.";
+    MountOptionRefused:
+        "The PersistentVolume asks for a mount option that is not honoured, and none is ignored.",
+        "Change `spec.mountOptions` of the PersistentVolume (`kubectl edit pv`) and mount the claim again; docs/classes.md lists the options.";
     FilesystemErrors:
         "The filesystem has recorded errors, and the kernel refuses to grow it before a repair.",
         "Unmount the claim and run the filesystem's repair tool, then mount it again.";
     ForeignData:
         "The volume carries data that is not the filesystem asked for, and Trellis never overwrites data.",
         "Save or remove the data yourself, or create the claim anew with volumeMode Block.";
+    FilesystemMismatch:
+        "The volume carries a filesystem of another kind than its class asks for; it is neither used nor grown.",
+        "Create a claim of a class with that filesystem and copy the data, or remove the filesystem yourself if nobody needs it.";
     FilesystemGone:
         "The volume once carried a filesystem and is found empty; what was on it is lost, and no new one is made.",
         "Find out what emptied the copies and restore them from a backup; or delete the claim and create it anew.";

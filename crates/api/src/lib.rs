@@ -12,8 +12,10 @@ mod bytes;
 mod filesystem;
 mod hold;
 mod ladder;
+mod mount_options;
 
 pub use bytes::Bytes;
 pub use filesystem::{FilesystemKind, UnknownFilesystem};
 pub use hold::{Hold, HoldReason};
 pub use ladder::{Next, Observed, Rung, next_step};
+pub use mount_options::{MountFlag, MountOptions, RefusedOption};

@@ -1,5 +1,5 @@
 //! The objects that a machine without a cluster needs before anything else: its node, a pool, a class.
-//! Each is made if it is absent, and never changed if it is there.
+//! Each is made if it is absent, and never changed if it is there; the pool only at the very first start.
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -8,7 +8,7 @@ use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use trellis_api::kinds::{FSTYPE_PARAMETER, PROVISIONER, Pool};
+use trellis_api::kinds::{FSTYPE_PARAMETER, POOL_FINALIZER, PROVISIONER, Pool};
 
 /// What is made.
 #[derive(Clone, Debug)]
@@ -27,6 +27,17 @@ pub struct Defaults {
 pub async fn bootstrap(client: &Client, defaults: &Defaults) -> Result<(), kube::Error> {
     let namespace = json!({ "metadata": { "name": "default" } });
     ensure::<Namespace>(client, namespace).await?;
+    // Only at the very first start, before there is a node: a pool that was removed later stays removed.
+    let nodes = Api::<Node>::all(client.clone());
+    if nodes.get_opt(&defaults.node).await?.is_none() {
+        let pool = json!({
+            "apiVersion": "trellis.dev/v1alpha1",
+            "kind": "Pool",
+            "metadata": { "name": "default", "finalizers": [POOL_FINALIZER] },
+            "spec": { "node": defaults.node, "path": defaults.pool, "overcommitPercent": 100 },
+        });
+        ensure::<Pool>(client, pool).await?;
+    }
     let node = json!({
         "metadata": { "name": defaults.node, "labels": { "kubernetes.io/hostname": defaults.node } },
     });
@@ -43,14 +54,7 @@ pub async fn bootstrap(client: &Client, defaults: &Defaults) -> Result<(), kube:
         "reclaimPolicy": "Delete",
         "volumeBindingMode": "Immediate",
     });
-    ensure::<StorageClass>(client, class).await?;
-    let pool = json!({
-        "apiVersion": "trellis.dev/v1alpha1",
-        "kind": "Pool",
-        "metadata": { "name": "default" },
-        "spec": { "node": defaults.node, "path": defaults.pool, "overcommitPercent": 100 },
-    });
-    ensure::<Pool>(client, pool).await
+    ensure::<StorageClass>(client, class).await
 }
 
 /// The node says that it is ready, and what it runs.

@@ -128,6 +128,12 @@ impl Open<'_> {
         Bytes::new(all.saturating_sub(own.map_or(0, Entry::weight)))
     }
 
+    /// What `replica` has or was promised.
+    pub fn held_by(&self, replica: &str) -> Bytes {
+        let entry = self.state.replicas.get(replica);
+        Bytes::new(entry.map_or(0, Entry::weight))
+    }
+
     /// The pool on which `replica` has or was promised room.
     pub fn pool_of(&self, replica: &str) -> Option<&str> {
         let entry = self.state.replicas.get(replica);

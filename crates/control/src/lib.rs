@@ -9,6 +9,7 @@ pub mod agent;
 pub mod bootstrap;
 pub mod cache;
 pub mod claim;
+pub mod disks;
 pub mod ledger;
 pub mod metrics;
 pub mod pods;

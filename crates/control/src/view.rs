@@ -7,8 +7,10 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use kube::ResourceExt;
-use trellis_api::Bytes;
-use trellis_api::kinds::{Attachment, Content, Replica, RungStatus, Target, Via, Volume};
+use trellis_api::kinds::{
+    Attachment, Content, EMPTY_CONTENT, FilesystemKind, Replica, RungStatus, Target, Via, Volume,
+};
+use trellis_api::{Bytes, Hold, HoldReason};
 
 use crate::claim::by_hand::best_fit;
 use crate::world::{World, claim_group, orphan_claim};
@@ -128,6 +130,31 @@ impl View {
         replicas
             .map(|replica| replica.status.as_ref()?.content.as_ref())
             .collect()
+    }
+
+    /// What is wrong with the bytes of a volume that nobody uses: they are not those of the filesystem that it shall have.
+    pub fn foreign_content(&self) -> Option<Hold> {
+        let wanted = self.volume.as_ref()?.spec.filesystem?;
+        let contents = self.contents().into_iter().flatten();
+        let mut kinds = contents.map(|content| content.kind.as_str());
+        let found = kinds.find(|kind| *kind != wanted.name() && *kind != EMPTY_CONTENT)?;
+        let (reason, message) = match found.parse::<FilesystemKind>() {
+            Ok(found) => (
+                HoldReason::FilesystemMismatch,
+                format!(
+                    "Volume {} carries {found}, and {wanted} is asked for.",
+                    self.key
+                ),
+            ),
+            Err(_) => (
+                HoldReason::ForeignData,
+                format!(
+                    "Volume {} carries {found}, and {wanted} is asked for.",
+                    self.key
+                ),
+            ),
+        };
+        Some(Hold::new(reason, message))
     }
 
     /// What the target was measured to serve; of a single copy that is used where it lies not more than that has.

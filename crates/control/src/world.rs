@@ -289,6 +289,9 @@ impl World {
             .ledger
             .note(change.old.as_deref(), change.new.as_deref());
         woken.iter().for_each(|key| self.push(key));
+        if let (Some(old), None) = (&change.old, &change.new) {
+            self.look_whether_removable(&old.spec.pool);
+        }
     }
 
     /// A copy that nobody knew has an object now: its pool is looked at again.
@@ -315,6 +318,9 @@ impl World {
         for (replica, pool) in provision::reservations(volume) {
             let woken = self.ledger.note_volume(&replica, &pool, size);
             woken.iter().for_each(|key| self.push(key));
+            if size.is_none() {
+                self.look_whether_removable(&pool);
+            }
         }
     }
 
@@ -355,12 +361,39 @@ impl World {
 
     /// A pool whose wish changed is measured again; one that only reports its own measurement is not.
     fn note_pool(&self, change: &Changed<Pool>) {
-        let Some(new) = &change.new else { return };
+        let Some(new) = &change.new else {
+            // Its directory is let go of.
+            let gone = change.old.as_ref();
+            gone.iter()
+                .for_each(|old| self.pool_queue.push(&old.name_any()));
+            return;
+        };
         let same = change.old.as_ref().is_some_and(|old| {
-            old.spec == new.spec && old.metadata.annotations == new.metadata.annotations
+            old.spec == new.spec
+                && old.metadata.annotations == new.metadata.annotations
+                && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
         });
         if !same {
             self.pool_queue.push(&new.name_any());
+        }
+        let ground = |pool: &Pool| {
+            let filesystem = pool.status.as_ref().and_then(|it| it.filesystem.clone());
+            (pool.spec.drain, filesystem)
+        };
+        if change.old.as_deref().map(ground) != Some(ground(new)) {
+            // Copies there move away, or are worth more or less than before.
+            let name = new.name_any();
+            let replicas = self.replicas.all();
+            let there = replicas.iter().filter(|each| each.spec.pool == name);
+            there.for_each(|each| self.push(&each.spec.volume));
+        }
+    }
+
+    /// A pool that somebody wants gone may go when nothing needs it any more.
+    fn look_whether_removable(&self, pool: &str) {
+        let pool = self.pools.get("", pool);
+        if let Some(pool) = pool.filter(|pool| pool.metadata.deletion_timestamp.is_some()) {
+            self.pool_queue.push(&pool.name_any());
         }
     }
 

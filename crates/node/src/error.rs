@@ -34,6 +34,15 @@ pub enum Error {
         source: io::Error,
     },
 
+    /// The kernel does not take the options that a volume shall be mounted with.
+    #[error("{device} cannot be mounted with {options:?}: this kernel does not take one of these options", device = .device.display())]
+    MountOptions {
+        /// The device.
+        device: PathBuf,
+        /// The options.
+        options: String,
+    },
+
     /// Every free loop device was taken by others before it could be configured.
     #[error(
         "no loop device could be claimed for {backing} in {attempts} attempts, others take them first; \

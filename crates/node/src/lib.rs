@@ -23,6 +23,7 @@ pub mod error;
 pub mod exec;
 pub mod filesystem;
 pub mod fuse;
+pub mod ground;
 mod holders;
 pub mod iscsi;
 pub mod probe;

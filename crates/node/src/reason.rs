@@ -9,6 +9,7 @@ impl Error {
     /// The reason, from the finite list, under which this error holds a volume.
     pub fn reason(&self) -> HoldReason {
         match self {
+            Error::MountOptions { .. } => HoldReason::MountOptionRefused,
             Error::Busy { .. } => HoldReason::StillInUse,
             Error::MissingCapability { .. } => HoldReason::MissingCapability,
             Error::FilesystemErrors { .. } => HoldReason::FilesystemErrors,
@@ -23,10 +24,10 @@ impl Error {
             | Error::NotThatFilesystem { .. }
             | Error::GrowthUnsupported { .. } => HoldReason::FilesystemUnsupported,
             Error::FilesystemGone { .. } => HoldReason::FilesystemGone,
-            Error::NotEmpty { .. }
-            | Error::OtherFilesystem { .. }
-            | Error::BadIntent { .. }
-            | Error::OtherIdentity { .. } => HoldReason::ForeignData,
+            Error::OtherFilesystem { .. } => HoldReason::FilesystemMismatch,
+            Error::NotEmpty { .. } | Error::BadIntent { .. } | Error::OtherIdentity { .. } => {
+                HoldReason::ForeignData
+            }
             Error::ProgramMissing { .. } => HoldReason::MissingProgram,
             Error::UnusablePath { reason, .. } => match reason {
                 PathProblem::NotAbsolute

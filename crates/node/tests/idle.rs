@@ -261,7 +261,7 @@ fn what_is_not_the_filesystem_asked_for_is_not_touched() {
     let kind = FilesystemKind::Xfs;
     assert_untouched(&empty, kind, HoldReason::FilesystemUnsupported);
     let volume = idle(&bench, FilesystemKind::Btrfs);
-    assert_untouched(&volume.backing, kind, HoldReason::ForeignData);
+    assert_untouched(&volume.backing, kind, HoldReason::FilesystemMismatch);
 }
 
 /// The log of an xfs as its own tool reads it.

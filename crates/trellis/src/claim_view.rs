@@ -315,7 +315,12 @@ pub fn held(view: &View) -> Option<Held> {
         holds.next().map(|hold| Held::new(None, hold))
     };
     let copies = || condition(claim, status::COPIES).map(|hold| Held::new(None, hold));
+    let inside = || {
+        let hold = view.foreign_content()?;
+        Some(Held::new(Some(Rung::Filesystem), hold))
+    };
     unprovisioned()
+        .or_else(inside)
         .or_else(on_rung)
         .or_else(in_use)
         .or_else(copies)

@@ -267,6 +267,31 @@ pub enum PoolVerb {
         #[arg(long, value_name = "PERCENT", default_value_t = 100)]
         overcommit: u32,
     },
+    /// Measure a pool at once, after the filesystem below it has grown: whoever waits for room goes on
+    #[command(visible_alias = "measure")]
+    Grow {
+        /// Name of the pool
+        name: String,
+        /// How long to wait until it is measured
+        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+        timeout: Duration,
+    },
+    /// Remove a pool that no copy is on, and let go of its directory
+    ///
+    /// What is in the directory stays there. With --drain, copies of volumes with several copies move to other pools
+    /// first, while they are in use; this can be interrupted, goes on by itself, and can be given again. `trellis pool add`
+    /// with the same name and directory calls the move off.
+    #[command(visible_alias = "remove")]
+    Rm {
+        /// Name of the pool
+        name: String,
+        /// Move the copies on it to other pools first
+        #[arg(long)]
+        drain: bool,
+        /// How long to wait until it is gone; without it, as long as it takes
+        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+        timeout: Option<Duration>,
+    },
 }
 
 /// `trellis volume`
@@ -290,6 +315,9 @@ pub enum VolumeVerb {
         /// How many of them must have a write before it is acknowledged; a majority if not given
         #[arg(long, value_name = "COPIES", value_parser = clap::value_parser!(u32).range(1..=5))]
         consistency: Option<u32>,
+        /// Allow two copies on one filesystem from now on, which are lost together
+        #[arg(long)]
+        allow_shared_disk: bool,
     },
     /// Show what each copy of a claim holds, and go on with those that are left when others are lost for good
     ///

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use trellis_api::about::About;
-use trellis_api::kinds::{Content, FilesystemKind, UnknownCopy, Via};
+use trellis_api::kinds::{Content, EMPTY_CONTENT, FilesystemKind, UnknownCopy, Via};
 use trellis_api::step::{self, Step};
-use trellis_api::{Bytes, Hold, HoldReason, Rung};
+use trellis_api::{Bytes, Hold, HoldReason, MountOptions, Rung};
 use trellis_control::agent::machine::{
     CopyFound, Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage,
     StageFound, TargetFound, TargetPlace, Use,
@@ -20,6 +20,7 @@ use trellis_control::agent::machine::{
 use trellis_control::usage::{Fill, Gauge};
 use trellis_control::view::now;
 use trellis_engine::replica::{Identity, Pool, Provisioning, Purpose, Replica};
+use trellis_node::ground::{self, OtherPool};
 use trellis_node::sys::block::DeviceNumber;
 use trellis_node::sys::{loopdev, mountinfo};
 use trellis_node::volume::{Carrier, Fault};
@@ -38,6 +39,8 @@ const OPEN_REPLICAS_MAX: usize = 128;
 
 /// This machine. Private mounts and notes about filesystems in the making live in its data directory.
 pub struct ThisMachine {
+    /// Its own directory.
+    data: PathBuf,
     mounts: PathBuf,
     notes: PathBuf,
     pools: Mutex<HashMap<PathBuf, Arc<Pool>>>,
@@ -56,6 +59,7 @@ impl ThisMachine {
         trellis_files::make_directory(&mounts)?;
         trellis_files::make_directory(&notes)?;
         Ok(ThisMachine {
+            data: data.to_owned(),
             mounts,
             notes,
             pools: Mutex::default(),
@@ -164,6 +168,11 @@ impl ThisMachine {
             .map_err(node_hold)?
             .path;
         if let Some(kind) = stage.filesystem {
+            // Before anything is made: what is asked for and cannot be must not look as if it were.
+            let options = MountOptions::read(kind, &stage.mount_options).map_err(|refused| {
+                let message = format!("PersistentVolume {}: {refused}.", stage.volume);
+                Hold::new(HoldReason::MountOptionRefused, message)
+            })?;
             if !is_staged {
                 let note = self.notes.join(&stage.volume);
                 let past = self.past(stage);
@@ -172,7 +181,8 @@ impl ThisMachine {
                 self.note_formatted(stage)?;
             }
             let staging = self.mount_of(stage);
-            volume::stage(&device, kind, &staging, stage.read_only).map_err(node_hold)?;
+            volume::stage_with(&device, kind, &staging, stage.read_only, &options)
+                .map_err(node_hold)?;
         }
         Ok(device)
     }
@@ -321,6 +331,7 @@ impl Machine for ThisMachine {
         self.with_pool(path, id, |pool| {
             let capacity = pool.capacity().map_err(store_hold)?;
             Ok(PoolMeasured {
+                filesystem: ground::filesystem_of(pool.path()).map_err(node_hold)?,
                 id: pool.id().to_string(),
                 total: capacity.total,
                 free: capacity.free,
@@ -328,6 +339,27 @@ impl Machine for ThisMachine {
                 copies: pool.names().map_err(store_hold)?,
             })
         })
+    }
+
+    fn judge_pool(&self, path: &Path, others: &[(String, PathBuf)]) -> Result<(), Hold> {
+        let others = others.iter().map(|(name, path)| OtherPool {
+            name: name.clone(),
+            path: path.clone(),
+        });
+        let others: Vec<OtherPool> = others.collect();
+        ground::require_fit(path, &self.data, &others)
+            .map_err(|error| {
+                let hold = node_hold(error);
+                Hold::new(HoldReason::PoolNotReady, hold.message)
+            })?
+            .map_err(|unfit| Hold::new(HoldReason::PoolUnfit, format!("{unfit}.")))
+    }
+
+    fn keep_pools(&self, paths: &[PathBuf]) {
+        let is_kept = |path: &Path| paths.iter().any(|kept| kept == path);
+        self.open_pools().retain(|path, _| is_kept(path));
+        self.open_replicas().retain(|(pool, _), _| is_kept(pool));
+        self.descriptions().retain(|(pool, _), _| is_kept(pool));
     }
 
     fn look_at_stranger(&self, path: &Path, id: &str, name: &str) -> UnknownCopy {
@@ -451,7 +483,7 @@ impl Machine for ThisMachine {
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {
         match probe::probe(backing) {
             Ok(probe::Content::Empty) => Some(Content {
-                kind: "empty".to_owned(),
+                kind: EMPTY_CONTENT.to_owned(),
                 size: None,
                 full: true,
                 of: size,

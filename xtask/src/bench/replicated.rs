@@ -36,7 +36,7 @@ pub fn claim_block(
             "metadata": { "name": name }, "provisioner": "trellis.dev", "allowVolumeExpansion": true,
             "parameters": {
                 "replicas": copies.to_string(), "pools": POOLS.join(","), "checksums": checksums.to_string(),
-                "scrubInterval": "0",
+                "scrubInterval": "0", "allowSharedDisk": "true",
             },
         },
         {

@@ -18,7 +18,7 @@ pub use crate::FilesystemKind;
 pub use attachment::{Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Usage};
 pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus, UNKNOWN_COPIES_MAX, UnknownCopy};
 pub use recovery::{Recovery, RecoveryRecord};
-pub use replica::{Content, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
+pub use replica::{Content, EMPTY_CONTENT, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
 pub use target::{Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus};
 pub use volume::{
@@ -39,5 +39,9 @@ pub const DATA_FINALIZER: &str = "trellis.dev/data";
 pub const VOLUME_FINALIZER: &str = "trellis.dev/volume";
 /// The finalizer that keeps an Attachment until its mounts and devices are gone.
 pub const ATTACHMENT_FINALIZER: &str = "trellis.dev/attachment";
+/// The finalizer that keeps a Pool while copies are on it, and until its directory was let go of.
+pub const POOL_FINALIZER: &str = "trellis.dev/pool";
+/// The annotation of a Pool that has its node measure it at once: the time at which somebody asked.
+pub const MEASURE_ANNOTATION: &str = "trellis.dev/measure";
 /// The class parameter that names the filesystem.
 pub const FSTYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";

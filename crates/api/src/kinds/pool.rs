@@ -29,6 +29,9 @@ pub struct PoolSpec {
     /// is not there; 200 promises every byte twice.
     #[serde(default = "overcommit_default")]
     pub overcommit_percent: u32,
+    /// The pool shall be emptied: it gets no new copies, and those of volumes with several copies move to other pools.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drain: bool,
 }
 
 fn overcommit_default() -> u32 {
@@ -43,6 +46,10 @@ pub struct PoolStatus {
     /// most likely its disk is not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
+    /// The filesystem below the directory, told apart from every other on its node. Pools with the same one share its
+    /// space, and are lost together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<String>,
     /// Measured sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<PoolCapacity>,
@@ -52,9 +59,23 @@ pub struct PoolStatus {
     /// How many there are, of which only the first are listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unknown_count: u32,
-    /// `Ready`, with the reason when it is not.
+    /// `Ready`, with the reason when it is not; and `Removable` while somebody wants it gone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+impl Pool {
+    /// Whether it may get new copies, as far as its wishes tell: nobody wants it empty or gone.
+    pub fn takes_copies(&self) -> bool {
+        self.metadata.deletion_timestamp.is_none() && !self.spec.drain
+    }
+
+    /// Whether both are on one filesystem. Of a pool that was never measured it is not known.
+    pub fn shares_disk_with(&self, other: &Pool) -> bool {
+        let filesystem = |pool: &Pool| pool.status.as_ref()?.filesystem.clone();
+        let own = filesystem(self);
+        self.spec.node == other.spec.node && own.is_some() && own == filesystem(other)
+    }
 }
 
 /// How many unknown copies of a pool are listed.

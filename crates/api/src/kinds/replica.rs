@@ -102,6 +102,9 @@ pub enum ReplicaPhase {
     Failed,
 }
 
+/// The kind of a [`Content`] that is nothing.
+pub const EMPTY_CONTENT: &str = "empty";
+
 /// What was found on a volume that is not mounted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

@@ -79,6 +79,9 @@ pub struct VolumeSpec {
     /// How long a request waits for a quorum, in seconds, before it fails; with `wait`, before it is asked anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience_seconds: Option<u32>,
+    /// Whether two copies may be on one filesystem. If not, they never count as two there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_shared_disk: bool,
     /// With which copies the volume goes on after others were lost for good; the last such decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,

@@ -10,9 +10,10 @@ use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus,
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, ScrubWish, Stage, TargetPlace, Use};
-use crate::claim::copies::{to_begin_with, wanted};
+use crate::claim::copies::{staying, to_begin_with, wanted};
 use crate::claim::provision::{reservations, was_served};
 use crate::claim::recovery::is_recovered;
+use crate::disks;
 use crate::view::View;
 
 /// The work of one node for one volume.
@@ -75,6 +76,8 @@ pub struct TargetJob {
     pub place: TargetPlace,
     /// With how many copies the volume was made, whatever was asked for since.
     pub first_copies: usize,
+    /// Pools of its copies that are on one filesystem although the volume does not allow it: copies there count as one.
+    pub shared_disks: Vec<Vec<String>>,
 }
 
 /// The work for one replica.
@@ -162,7 +165,10 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
     let places: Vec<ReplicaPlace> = copies.iter().map(|copy| copy.place.clone()).collect();
     let (replica, replicated) = if view.is_replicated() {
         let adrift = adrift(view, node, pool_of);
-        (None, Some(replicated_job(view, node, copies, adrift)))
+        (
+            None,
+            Some(replicated_job(view, node, copies, adrift, pool_of)),
+        )
     } else {
         (copies.pop(), None)
     };
@@ -175,6 +181,7 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
             .volume
             .as_ref()
             .and_then(|volume| volume.spec.filesystem),
+        mount_options: mount_options(view),
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
         online_growth: node.online_growth
             && view
@@ -227,6 +234,7 @@ fn replicated_job(
     node: &Node,
     copies: Vec<ReplicaJob>,
     adrift: Vec<Arc<Replica>>,
+    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
 ) -> ReplicatedJob {
     let wanted = view.volume.as_ref().map(|volume| wanted(view, volume));
     let wanted = wanted.unwrap_or_default();
@@ -259,10 +267,23 @@ fn replicated_job(
                 },
             },
             first_copies: reservations(volume).len(),
+            shared_disks: if volume.spec.allow_shared_disk {
+                Vec::new()
+            } else {
+                disks::shared_by(staying(view), pool_of)
+            },
         }),
         copies,
         adrift,
     }
+}
+
+/// What the persistent volume says, which has it from the class. It may have been changed since.
+fn mount_options(view: &View) -> Vec<String> {
+    let persistent = view.persistent_volume.as_ref();
+    let spec = persistent.and_then(|volume| volume.spec.as_ref());
+    spec.and_then(|spec| spec.mount_options.clone())
+        .unwrap_or_default()
 }
 
 /// The oldest use comes first: it is the one that a claim for a single use goes to.
@@ -350,6 +371,12 @@ fn about(view: &View, replica: &Replica) -> Option<About> {
         via: spec.via.map(|via| via.name().to_owned()),
         thick: spec.thick,
         online_growth: spec.online_growth,
+        allow_shared_disk: spec.allow_shared_disk,
+        mount_options: match (&view.persistent_volume, &view.class) {
+            // It is being made, and will have them from the class.
+            (None, Some(class)) => class.mount_options.clone().unwrap_or_default(),
+            _ => mount_options(view),
+        },
     })
 }
 
@@ -489,6 +516,7 @@ mod tests {
             online_growth: true,
             when_below_quorum: trellis_api::kinds::WhenBelowQuorum::Wait,
             patience_seconds: None,
+            allow_shared_disk: false,
             recovery: None,
             growth: None,
         };
@@ -511,6 +539,7 @@ mod tests {
             node: NODE.to_owned(),
             path: "/pool".to_owned(),
             overcommit_percent: 100,
+            drain: false,
         };
         let pool = Arc::new(Pool::new("p", spec));
         let node = Node {

@@ -50,6 +50,8 @@ pub struct Stage {
     pub via: Via,
     /// Its filesystem; none for a block volume.
     pub filesystem: Option<FilesystemKind>,
+    /// The mount options of its PersistentVolume.
+    pub mount_options: Vec<String>,
     /// Every use is read-only.
     pub read_only: bool,
     /// Whether the filesystem may grow while it is mounted.
@@ -77,6 +79,8 @@ pub struct Use {
 pub struct PoolMeasured {
     /// Its identity.
     pub id: String,
+    /// The filesystem that it is on.
+    pub filesystem: String,
     /// Size of its filesystem.
     pub total: Bytes,
     /// Free on it.
@@ -228,6 +232,12 @@ pub trait Machine: Send + Sync + 'static {
     /// Opens the pool if it is not open yet, and measures it. A directory of another identity than `id` is
     /// refused.
     fn measure_pool(&self, pool: &Path, id: Option<&str>) -> Result<PoolMeasured, Hold>;
+
+    /// Whether a directory can become a pool, beside these others of this machine.
+    fn judge_pool(&self, path: &Path, others: &[(String, PathBuf)]) -> Result<(), Hold>;
+
+    /// Lets go of every pool directory but these.
+    fn keep_pools(&self, paths: &[PathBuf]);
 
     /// What a copy on a pool says about itself that no object names.
     fn look_at_stranger(&self, pool: &Path, id: &str, name: &str) -> UnknownCopy;

@@ -1,13 +1,17 @@
-//! The pools of this node: opened, measured, reported.
+//! The pools of this node: opened, measured, reported, and let go of when somebody wants them gone and no copy is left.
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use trellis_api::Hold;
 use trellis_api::kinds::conditions::{Says, renew};
-use trellis_api::kinds::{Pool, PoolCapacity, PoolStatus, UNKNOWN_COPIES_MAX, UnknownCopy};
+use trellis_api::kinds::{
+    MEASURE_ANNOTATION, POOL_FINALIZER, Pool, PoolCapacity, PoolStatus, UNKNOWN_COPIES_MAX,
+    UnknownCopy,
+};
+use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::reconcile::Agent;
 use crate::claim::plan::Note;
@@ -20,25 +24,157 @@ use crate::write::{Object, Place, Write, Written, send};
 pub async fn run(agent: Arc<Agent>, queue: Queue) {
     loop {
         let key = queue.next().await;
-        let pool = agent
-            .world
-            .pools
-            .get("", &key)
-            .filter(|pool| pool.spec.node == agent.node.name);
+        let pool = agent.world.pools.get("", &key);
         let run = match pool {
-            Some(pool) => measure(&agent, pool).await,
-            None => Run::Done,
+            Some(pool) if pool.spec.node == agent.node.name => look_after(&agent, pool).await,
+            Some(_) => Run::Done,
+            None => {
+                keep_others(&agent, &key).await;
+                Run::Done
+            }
         };
         queue.finish(&key, run);
     }
 }
 
-async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>) -> Run {
+/// Measures a pool, and lets go of one that nobody needs and somebody wants gone.
+async fn look_after(agent: &Arc<Agent>, pool: Arc<Pool>) -> Run {
+    let leaves = pool.metadata.deletion_timestamp.is_some();
+    let kept = pool.finalizers().iter().any(|each| each == POOL_FINALIZER);
+    if !kept && !leaves {
+        // Before it is ready for a copy: from the first one on it must not vanish.
+        let mut finalizers = pool.finalizers().to_vec();
+        finalizers.push(POOL_FINALIZER.to_owned());
+        if !set_finalizers(agent, &pool, &finalizers).await {
+            return Run::Failed;
+        }
+    }
+    // Whoever promises room from now on has seen that it goes, so what is found here is all that there will be.
+    let needed_by = needed_by(&agent.world, &pool.name_any());
+    if leaves && kept && needed_by.is_empty() {
+        keep_others(agent, &pool.name_any()).await;
+        let mut finalizers = pool.finalizers().to_vec();
+        finalizers.retain(|each| each != POOL_FINALIZER);
+        let stored = set_finalizers(agent, &pool, &finalizers).await;
+        return if stored { Run::Done } else { Run::Failed };
+    }
+    if leaves {
+        tell_in_use(agent, &pool, &needed_by);
+    }
+    measure(agent, pool, &needed_by).await
+}
+
+async fn set_finalizers(agent: &Agent, pool: &Pool, finalizers: &[String]) -> bool {
+    let place = Place::named(Object::Pool, pool.name_any());
+    let body = serde_json::json!({ "metadata": {
+        "finalizers": finalizers,
+        "uid": pool.uid(),
+        "resourceVersion": pool.resource_version(),
+    }});
+    let write = Write::Patch(place, body);
+    let written = send(&agent.client, &[write]).await;
+    matches!(written.as_slice(), [Written::Stored])
+}
+
+/// Lets go of the directories of all pools of this node that are not stored, and of that of `gone`.
+async fn keep_others(agent: &Agent, gone: &str) {
+    let pools = agent.world.pools.all();
+    let kept = pools
+        .iter()
+        .filter(|pool| pool.spec.node == agent.node.name && pool.name_any() != gone);
+    let paths: Vec<PathBuf> = kept.map(|pool| PathBuf::from(&pool.spec.path)).collect();
+    let machine = agent.machine.clone();
+    // On a thread of its own: closing a file may wait for its disk. A panic is logged where it happens.
+    let _ = tokio::task::spawn_blocking(move || machine.keep_pools(&paths)).await;
+}
+
+/// Who needs a pool: the copies on it, and those that were promised room there.
+fn needed_by(world: &World, pool: &str) -> Vec<String> {
+    let replicas = world.replicas.all();
+    let mut there: Vec<String> = replicas
+        .iter()
+        .filter(|each| each.spec.pool == pool)
+        .map(|each| {
+            let volume = world.volumes.get("", &each.spec.volume);
+            let claim = volume.map(|volume| volume.spec.claim.clone());
+            let claim = claim.map(|claim| format!(" (claim {}/{})", claim.namespace, claim.name));
+            format!("{}{}", each.name_any(), claim.unwrap_or_default())
+        })
+        .collect();
+    there.sort_unstable();
+    if there.is_empty() && world.ledger.open().reserved_beside(pool, "") > Bytes::ZERO {
+        there.push("a copy that is being made".to_owned());
+    }
+    there
+}
+
+/// How many copies are named in a sentence.
+const NAMED_MAX: usize = 5;
+
+fn in_use(needed_by: &[String]) -> String {
+    let mut named: Vec<&str> = needed_by
+        .iter()
+        .take(NAMED_MAX)
+        .map(String::as_str)
+        .collect();
+    if needed_by.len() > NAMED_MAX {
+        named.push("and more");
+    }
+    format!(
+        "The pool goes when no copy is on it; {} are: {}.",
+        needed_by.len(),
+        named.join(", ")
+    )
+}
+
+/// Says why a pool that was deleted is still there.
+fn tell_in_use(agent: &Agent, pool: &Pool, needed_by: &[String]) {
+    let reason = HoldReason::PoolInUse;
+    agent.recorder.note(Note {
+        about: Place::named(Object::Pool, pool.name_any()),
+        uid: pool.uid(),
+        warning: true,
+        reason: reason.code(),
+        message: format!("{} {}", in_use(needed_by), reason.action()),
+    });
+}
+
+/// The other pools of this node that a new one must be apart from: all that were taken once, and those that were named
+/// before it.
+fn others(world: &World, pool: &Pool) -> Vec<(String, PathBuf)> {
+    let age = |pool: &Pool| (pool.creation_timestamp(), pool.name_any());
+    let was_taken = |pool: &Pool| pool.status.as_ref().is_some_and(|it| it.id.is_some());
+    let pools = world.pools.all();
+    let others = pools.iter().filter(|other| {
+        other.spec.node == pool.spec.node
+            && other.name_any() != pool.name_any()
+            && (was_taken(other) || age(other) < age(pool))
+    });
+    others
+        .map(|other| (other.name_any(), PathBuf::from(&other.spec.path)))
+        .collect()
+}
+
+/// Whether somebody has asked for a measurement since the last one.
+fn is_asked(pool: &Pool) -> bool {
+    let asked = pool.annotations().get(MEASURE_ANNOTATION);
+    let asked = asked.and_then(|at| at.parse::<Timestamp>().ok());
+    let status = pool.status.as_ref();
+    let last = status.and_then(|status| Some(status.capacity.as_ref()?.observed_at.0));
+    asked.is_some_and(|asked| last.is_none_or(|last| last < asked))
+}
+
+async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> Run {
     let (machine, path) = (agent.machine.clone(), pool.spec.path.clone());
     let id = pool.status.as_ref().and_then(|status| status.id.clone());
     let (world, name) = (agent.world.clone(), pool.name_any());
+    let others = others(&world, &pool);
     let measure = move || {
         let path = Path::new(&path);
+        if id.is_none() {
+            // One that was taken once stays, since copies may be on it.
+            machine.judge_pool(path, &others)?;
+        }
         let measured = machine.measure_pool(path, id.as_deref())?;
         let unknown = unknown(&world, &name, measured.copies.clone());
         let listed = unknown.iter().take(UNKNOWN_COPIES_MAX);
@@ -57,50 +193,49 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>) -> Run {
     };
     let now = now();
     let old = pool.status.clone().unwrap_or_default();
-    let (capacity, says) = match &measured {
-        Ok(sizes) => {
-            let capacity = PoolCapacity {
-                total: sizes.total,
-                free: sizes.free,
-                allocated: sizes.allocated,
-                observed_at: now.clone(),
-            };
-            (
-                Some(capacity),
-                Says {
-                    kind: "Ready",
-                    is_true: true,
-                    reason: "Measured",
-                    message: "",
-                },
-            )
-        }
-        Err(hold) => {
-            let says = Says {
-                kind: "Ready",
-                is_true: false,
-                reason: hold.reason.code(),
-                message: &hold.message,
-            };
-            (old.capacity.clone(), says)
-        }
+    let ready = Says {
+        kind: "Ready",
+        is_true: measured.is_ok(),
+        reason: measured
+            .as_ref()
+            .map_or_else(|hold| hold.reason.code(), |_| "Measured"),
+        message: measured
+            .as_ref()
+            .map_or_else(|hold| hold.message.as_str(), |_| ""),
     };
-    let id = measured
-        .as_ref()
-        .ok()
-        .map(|sizes| sizes.id.clone())
-        .or_else(|| old.id.clone());
+    let in_use = in_use(needed_by);
+    let mut says = vec![ready];
+    if pool.metadata.deletion_timestamp.is_some() {
+        says.push(Says {
+            kind: "Removable",
+            is_true: false,
+            reason: HoldReason::PoolInUse.code(),
+            message: &in_use,
+        });
+    }
+    let found = measured.as_ref().ok();
     let (unknown, unknown_count) = match unknown {
         Some((listed, count)) => (listed, u32::try_from(count).unwrap_or(u32::MAX)),
         None => (old.unknown.clone(), old.unknown_count),
     };
     tell_unknown(agent, &pool, &unknown, unknown_count);
+    let capacity = found.map(|sizes| PoolCapacity {
+        total: sizes.total,
+        free: sizes.free,
+        allocated: sizes.allocated,
+        observed_at: now.clone(),
+    });
     let new = PoolStatus {
-        id,
-        capacity,
+        id: found
+            .map(|sizes| sizes.id.clone())
+            .or_else(|| old.id.clone()),
+        filesystem: found
+            .map(|sizes| sizes.filesystem.clone())
+            .or_else(|| old.filesystem.clone()),
+        capacity: capacity.or_else(|| old.capacity.clone()),
         unknown,
         unknown_count,
-        conditions: renew(&old.conditions, &[says], &now),
+        conditions: renew(&old.conditions, &says, &now),
     };
     let sizes = |status: &PoolStatus| {
         status
@@ -110,9 +245,9 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>) -> Run {
     };
     let same = sizes(&old) == sizes(&new)
         && old.conditions == new.conditions
-        && old.id == new.id
+        && (&old.id, &old.filesystem) == (&new.id, &new.filesystem)
         && (&old.unknown, old.unknown_count) == (&new.unknown, new.unknown_count);
-    if !same {
+    if !same || is_asked(&pool) {
         let place = Place::named(Object::Pool, pool.name_any());
         let mut body = serde_json::json!({ "status": new });
         // A merge keeps what it is not told of.

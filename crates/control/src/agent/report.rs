@@ -387,12 +387,17 @@ pub fn claim_write(
                 hold.reason,
                 HoldReason::ReadOnly | HoldReason::OnlineGrowthOff
             );
-            let body = if waits {
-                status::filesystem_pending(claim, job.goal, &hold, now)
+            if waits {
+                let message = format!("{} {}", hold.message, hold.reason.action());
+                let note = Note::normal(claim, "FileSystemResizeRequired", message);
+                (
+                    status::filesystem_pending(claim, job.goal, &hold, now),
+                    note,
+                )
             } else {
-                status::node_held(claim, job.goal, &hold, now)
-            };
-            (body, Note::held(claim, "FileSystemResizeFailed", &hold))
+                let note = Note::held(claim, "FileSystemResizeFailed", &hold);
+                (status::node_held(claim, job.goal, &hold, now), note)
+            }
         }
         Next::Raise { .. } => return None,
     };

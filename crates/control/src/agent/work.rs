@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use trellis_api::kinds::{Attachment, Content, RungStatus};
+use trellis_api::kinds::{Attachment, Content, EMPTY_CONTENT, RungStatus};
 use trellis_api::{Hold, HoldReason, Rung};
 
 use super::climb::climb;
@@ -328,10 +328,12 @@ fn idle_content(
     known: Option<Content>,
     outcome: &Outcome,
 ) -> Option<Content> {
-    job.staging.as_ref()?.filesystem?;
+    let wanted = job.staging.as_ref()?.filesystem?;
     let served = outcome.ladder.iter().find(|rung| rung.rung == Rung::Volume);
     let size = served?.size;
-    let settled = |content: &Content| content.of == size && content.full;
+    // What is foreign may have been taken away by its owner, and is looked at every time.
+    let fits = |content: &Content| content.kind == wanted.name() || content.kind == EMPTY_CONTENT;
+    let settled = |content: &Content| content.of == size && content.full && fits(content);
     let same = known.as_ref().is_some_and(settled) && outcome.ended.is_empty();
     if same {
         known

@@ -7,7 +7,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use trellis_api::kinds::{
     FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, SCRUB_INTERVAL_SECONDS, Via, WhenBelowQuorum,
 };
-use trellis_api::{Hold, HoldReason};
+use trellis_api::{Hold, HoldReason, MountOptions};
 
 /// A class in our own terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +34,10 @@ pub struct Class {
     pub checksums: bool,
     /// How often copies are compared with their sums, in seconds; 0 for never.
     pub scrub_interval_seconds: u64,
+    /// Whether two copies may be on one filesystem.
+    pub allow_shared_disk: bool,
+    /// The options that its filesystems are mounted with; all of them are honoured.
+    pub mount_options: Vec<String>,
     /// Whether a claim waits until something uses it.
     pub waits_for_consumer: bool,
     /// What becomes of the volume when its claim is gone: `Delete` or `Retain`.
@@ -65,6 +69,8 @@ impl Class {
             patience_seconds: None,
             checksums: true,
             scrub_interval_seconds: SCRUB_INTERVAL_SECONDS,
+            allow_shared_disk: false,
+            mount_options: class.mount_options.clone().unwrap_or_default(),
             waits_for_consumer: class.volume_binding_mode.as_deref()
                 == Some("WaitForFirstConsumer"),
             reclaim_policy: class
@@ -72,15 +78,6 @@ impl Class {
                 .clone()
                 .unwrap_or_else(|| "Delete".to_owned()),
         };
-        if class
-            .mount_options
-            .as_ref()
-            .is_some_and(|options| !options.is_empty())
-        {
-            let message =
-                format!("StorageClass {name:?} has mountOptions, which are not supported.");
-            return Err(Hold::new(HoldReason::ClassInvalid, message));
-        }
         if class
             .allowed_topologies
             .as_ref()
@@ -99,6 +96,10 @@ impl Class {
                 );
                 Hold::new(HoldReason::ClassInvalid, message)
             })?;
+        }
+        if let Err(refused) = MountOptions::read(read.filesystem, &read.mount_options) {
+            let message = format!("StorageClass {name:?}: {refused}.");
+            return Err(Hold::new(HoldReason::ClassInvalid, message));
         }
         if read.replicas > 1 {
             read.via = read.via.or(Some(Via::Fuse));
@@ -179,6 +180,10 @@ impl Class {
                     .ok_or("a number of hours or days, as \"12h\" or \"7d\", or \"0\"")?;
                 Ok(())
             }
+            "allowSharedDisk" => {
+                self.allow_shared_disk = value.parse().map_err(|_| "\"true\" or \"false\"")?;
+                Ok(())
+            }
             FSTYPE_PARAMETER => {
                 self.filesystem = value.parse().map_err(|_| "xfs, btrfs, ext4 or ext3")?;
                 Ok(())
@@ -186,7 +191,7 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, via, pools, thick, checksums, scrubInterval, onlineGrowth, whenBelowQuorum, patience and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, via, pools, thick, checksums, scrubInterval, onlineGrowth, whenBelowQuorum, patience, allowSharedDisk and csi.storage.k8s.io/fstype",
             ),
         }
     }
@@ -267,12 +272,14 @@ mod tests {
             ("pools", "a, b"),
             ("thick", "true"),
             ("onlineGrowth", "false"),
+            ("allowSharedDisk", "true"),
             (FSTYPE_PARAMETER, "btrfs"),
         ]));
         let read = read.expect("a valid class");
         assert_eq!(read.pools, ["a", "b"]);
         assert!(read.thick);
         assert!(!read.online_growth);
+        assert!(read.allow_shared_disk);
         assert_eq!(read.filesystem, FilesystemKind::Btrfs);
     }
 
@@ -318,6 +325,7 @@ mod tests {
             ("patience", "5000000h"),
             ("consistencyFactor", "2"),
             ("via", "nvme"),
+            ("allowSharedDisk", "perhaps"),
             ("pools", "a,,b"),
             (FSTYPE_PARAMETER, "ntfs"),
             ("engine", "zfs"),

@@ -10,7 +10,7 @@ use trellis_api::kinds::{Members, Replica, ReplicaState, Volume};
 use trellis_api::{Hold, HoldReason};
 
 use super::class::Class;
-use super::plan::{PlaceOfCopy, Plan, Promise, Rooms};
+use super::plan::{NewCopy, PlaceOfCopy, Plan, Promise, Rooms};
 use super::provision::{make_replica, replica_name, was_served};
 use super::recovery::{self, is_given_up};
 use crate::agent::machine::CopiesWanted;
@@ -77,18 +77,28 @@ pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<
     let wanted = usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX);
     let there = staying(view).count();
     if there < wanted {
-        return add(view, volume, rooms).map(Some);
+        return add(view, volume, rooms, None).map(Some);
+    }
+    if there == wanted
+        && let Some(replica) = staying(view).find(|each| rooms.is_drained(&each.spec.pool))
+    {
+        // Without a place for its successor there is nothing to begin.
+        add(view, volume, rooms, Some(replica))?;
+        return Ok(Some(let_go(replica)));
     }
     if there > wanted {
-        return Ok(dispensable(view).map(|replica| Plan {
-            writes: vec![Write::Delete(Place::named(
-                Object::Replica,
-                replica.name_any(),
-            ))],
-            ..Plan::default()
-        }));
+        return Ok(dispensable(view).map(let_go));
     }
     Ok(None)
+}
+
+/// A copy goes as soon as it can be spared.
+fn let_go(replica: &Replica) -> Plan {
+    let place = Place::named(Object::Replica, replica.name_any());
+    Plan {
+        writes: vec![Write::Delete(place)],
+        ..Plan::default()
+    }
 }
 
 fn single(volume: &Volume) -> Result<Option<Plan>, Hold> {
@@ -104,7 +114,13 @@ fn single(volume: &Volume) -> Result<Option<Plan>, Hold> {
     Err(Hold::new(HoldReason::ClassInvalid, message))
 }
 
-fn add(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Plan, Hold> {
+/// One more copy; `going` is about to go and leaves its disk to it.
+fn add(
+    view: &View,
+    volume: &Volume,
+    rooms: &dyn Rooms,
+    going: Option<&Replica>,
+) -> Result<Plan, Hold> {
     let owner = volume.controller_owner_ref(&());
     let name = (0..)
         .map(|index| replica_name(&view.key, index))
@@ -114,16 +130,26 @@ fn add(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Plan, Hold> {
     };
     let class = view.class.as_deref().map(Class::read).transpose()?;
     let pools = class.map(|class| class.pools).unwrap_or_default();
-    let beside: Vec<PlaceOfCopy> = view
-        .replicas
-        .iter()
-        .map(|each| PlaceOfCopy {
-            pool: each.spec.pool.clone(),
-            node: each.spec.node.clone(),
-        })
-        .collect();
+    let place = |replica: &std::sync::Arc<Replica>| PlaceOfCopy {
+        pool: replica.spec.pool.clone(),
+        node: replica.spec.node.clone(),
+    };
+    let goes =
+        |replica: &Replica| going.is_some_and(|going| going.name_any() == replica.name_any());
+    let beside: Vec<PlaceOfCopy> = view.replicas.iter().map(place).collect();
+    let staying = staying(view).filter(|each| !goes(each));
+    let apart_from: Vec<PlaceOfCopy> = staying.map(place).collect();
     let size = volume.spec.capacity;
-    let place = rooms.place(&pools, &name, size, volume.spec.thick, &beside)?;
+    let copy = NewCopy {
+        replica: &name,
+        size,
+        thick: volume.spec.thick,
+        allow_shared_disk: volume.spec.allow_shared_disk,
+        beside: &beside,
+        apart_from: &apart_from,
+        planned: &[],
+    };
+    let place = rooms.place(&pools, copy)?;
     let promise = Promise {
         replica: name.clone(),
         pool: place.pool.clone(),
@@ -157,28 +183,28 @@ fn dispensable(view: &View) -> Option<&Replica> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claim::plan::LargerCopy;
     use serde_json::json;
     use std::sync::Arc;
-    use trellis_api::Bytes;
 
     struct Anywhere;
 
+    /// The pool that shall be emptied.
+    const DRAINED: &str = "drained";
+
     impl Rooms for Anywhere {
-        fn place(
-            &self,
-            _: &[String],
-            _: &str,
-            _: Bytes,
-            _: bool,
-            beside: &[PlaceOfCopy],
-        ) -> Result<PlaceOfCopy, Hold> {
+        fn place(&self, _: &[String], copy: NewCopy<'_>) -> Result<PlaceOfCopy, Hold> {
             Ok(PlaceOfCopy {
-                pool: format!("p{}", beside.len()),
+                pool: format!("p{}", copy.beside.len()),
                 node: "n".to_owned(),
             })
         }
 
-        fn room(&self, _: &str, _: &str, _: Bytes, _: Bytes, _: bool) -> Result<(), Hold> {
+        fn is_drained(&self, pool: &str) -> bool {
+            pool == DRAINED
+        }
+
+        fn room(&self, _: LargerCopy<'_>) -> Result<(), Hold> {
             Ok(())
         }
     }
@@ -259,6 +285,21 @@ mod tests {
             };
             assert_eq!(place.name, gone);
         }
+    }
+
+    // Fails if a pool that shall be empty keeps a copy, or another copy goes.
+    #[test]
+    fn a_copy_moves_away_from_a_pool_that_is_drained() {
+        let mut view = view(&["InSync", "InSync"]);
+        let replica = Arc::make_mut(&mut view.replicas[0]);
+        replica.spec.pool = DRAINED.to_owned();
+        let plan = adjust(&view, &volume(2, 2), &Anywhere).expect("possible");
+        let plan = plan.expect("something to do");
+        let [Write::Delete(place)] = plan.writes.as_slice() else {
+            panic!("one object goes: {plan:?}");
+        };
+        assert_eq!(place.name, "v-0");
+        assert_eq!(plan.promises, []);
     }
 
     // Fails if a volume that has not been served yet loses one of its first copies, which would be made again.

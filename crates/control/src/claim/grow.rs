@@ -15,7 +15,7 @@ use trellis_api::kinds::{Content, Volume, VolumePhase, VolumeStatus};
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::plan::{Note, Plan, Promise, Rooms, claim_place};
+use super::plan::{LargerCopy, Note, Plan, Promise, Rooms, claim_place};
 use super::{history, provision, status};
 use crate::view::View;
 use crate::world::TELL_AFTER;
@@ -127,7 +127,14 @@ fn make_room(
         let has = replica.spec.capacity.max(has.unwrap_or_default());
         // What a copy has already is not asked for again, however full its pool is now.
         if goal > has {
-            rooms.room(pool, &name, has, goal, thick)?;
+            rooms.room(LargerCopy {
+                replica: &name,
+                pool,
+                from: has,
+                to: goal,
+                thick,
+                planned: &promises,
+            })?;
         }
         promises.push(Promise {
             replica: name,
@@ -351,6 +358,9 @@ fn idle(
         // The node is about to look; a size is not reported before.
         return None;
     }
+    if let Some(hold) = view.foreign_content() {
+        return foreign(claim, served, hold, now, plan);
+    }
     let behind = view.contents().into_iter().find_map(|content| {
         let content = content?;
         let size = content.size?;
@@ -396,6 +406,32 @@ fn idle(
         plan.step = None;
     }
     hold
+}
+
+/// The bytes are not those of the filesystem that the claim shall have: a growth of it is not done, whatever size the
+/// device below has.
+fn foreign(
+    claim: &PersistentVolumeClaim,
+    served: Bytes,
+    hold: Hold,
+    now: &MicroTime,
+    plan: &mut Plan,
+) -> Option<Hold> {
+    let is_growing = status::reported(claim).is_none_or(|size| size < served)
+        || status::progress(claim).is_some();
+    let body = status::node_held(claim, served, &hold, now);
+    if is_growing && status::changes(claim, &body) {
+        let body = status::pinned(claim, body);
+        plan.writes
+            .push(Write::PatchStatus(claim_place(claim), body));
+    }
+    let reason = if is_growing {
+        "FileSystemResizeFailed"
+    } else {
+        "VolumeContentForeign"
+    };
+    plan.notes.push(Note::held(claim, reason, &hold));
+    Some(hold)
 }
 
 /// Whether it is known what the bytes of an idle volume are, at the size that it has now.

@@ -113,28 +113,52 @@ pub struct PlaceOfCopy {
     pub node: String,
 }
 
+/// A copy that needs a place.
+#[derive(Clone, Copy, Debug)]
+pub struct NewCopy<'a> {
+    /// The name that its replica will have.
+    pub replica: &'a str,
+    /// Its size.
+    pub size: Bytes,
+    /// Whether every byte is allocated at once.
+    pub thick: bool,
+    /// Whether it may be on a filesystem that has another copy of the volume.
+    pub allow_shared_disk: bool,
+    /// Where the other copies are: no pool has two.
+    pub beside: &'a [PlaceOfCopy],
+    /// Where those are that stay: no filesystem has two, unless that is allowed.
+    pub apart_from: &'a [PlaceOfCopy],
+    /// What the same plan promises to other copies, which the ledger does not know yet.
+    pub planned: &'a [Promise],
+}
+
+/// A copy that shall become larger where it is.
+#[derive(Clone, Copy, Debug)]
+pub struct LargerCopy<'a> {
+    /// Its replica.
+    pub replica: &'a str,
+    /// Its pool.
+    pub pool: &'a str,
+    /// The size that it has.
+    pub from: Bytes,
+    /// The size that it shall have altogether.
+    pub to: Bytes,
+    /// Whether every byte is allocated at once.
+    pub thick: bool,
+    /// What the same plan promises to other copies, which the ledger does not know yet.
+    pub planned: &'a [Promise],
+}
+
 /// Where there is room. Implemented by the pools under the ledger's lock, and by tests.
 pub trait Rooms {
-    /// A pool among `names` (any, if empty) with room for a new `replica` of `size`, and its node. A replica
-    /// that was promised room already keeps its pool. No pool of `beside`, where other copies of the volume
-    /// are, is taken, and one on another node rather than on one of theirs.
-    fn place(
-        &self,
-        names: &[String],
-        replica: &str,
-        size: Bytes,
-        thick: bool,
-        beside: &[PlaceOfCopy],
-    ) -> Result<PlaceOfCopy, Hold>;
-    /// Whether `replica` can have `to` altogether on its `pool`.
-    fn room(
-        &self,
-        pool: &str,
-        replica: &str,
-        from: Bytes,
-        to: Bytes,
-        thick: bool,
-    ) -> Result<(), Hold>;
+    /// A pool among `names` (any, if empty) with room for a new copy, and its node. A replica that was promised room
+    /// already keeps its pool. No pool with another copy of the volume is taken, none on a filesystem with another copy
+    /// unless that is allowed, and one on another node rather than on one of theirs.
+    fn place(&self, names: &[String], copy: NewCopy<'_>) -> Result<PlaceOfCopy, Hold>;
+    /// Whether copies on this pool shall move away.
+    fn is_drained(&self, pool: &str) -> bool;
+    /// Whether a copy can have its new size on its pool.
+    fn room(&self, copy: LargerCopy<'_>) -> Result<(), Hold>;
 }
 
 /// The next writes for the volume in `view`.

@@ -14,7 +14,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::by_hand;
 use super::class::Class;
-use super::plan::{Note, PlaceOfCopy, Plan, Promise, Rooms, claim_place};
+use super::plan::{NewCopy, Note, PlaceOfCopy, Plan, Promise, Rooms, claim_place};
 use super::status;
 use crate::view::View;
 use crate::world;
@@ -130,10 +130,24 @@ fn place_copies(
     size: Bytes,
     rooms: &dyn Rooms,
 ) -> Result<Vec<PlaceOfCopy>, Hold> {
-    let mut places = Vec::new();
+    let (mut places, mut planned) = (Vec::new(), Vec::new());
     for index in 0..class.replicas {
         let name = replica_name(&view.key, index);
-        let place = rooms.place(&class.pools, &name, size, class.thick, &places)?;
+        let copy = NewCopy {
+            replica: &name,
+            size,
+            thick: class.thick,
+            allow_shared_disk: class.allow_shared_disk,
+            beside: &places,
+            apart_from: &places,
+            planned: &planned,
+        };
+        let place = rooms.place(&class.pools, copy)?;
+        planned.push(Promise {
+            pool: place.pool.clone(),
+            size,
+            replica: name,
+        });
         places.push(place);
     }
     Ok(places)
@@ -195,6 +209,7 @@ fn make_volume(
         online_growth: class.online_growth,
         when_below_quorum: class.when_below_quorum,
         patience_seconds: class.patience_seconds,
+        allow_shared_disk: class.allow_shared_disk,
         recovery: None,
         growth: None,
     };
@@ -437,8 +452,10 @@ fn persistent_volume(
 ) -> serde_json::Value {
     let spec = claim.spec.clone().unwrap_or_default();
     let class = view.class.as_deref().map(Class::read).and_then(Result::ok);
+    let options = class.as_ref().map(|class| class.mount_options.clone());
+    let options = options.filter(|options| !options.is_empty() && volume.spec.filesystem.is_some());
     let policy = class.map_or_else(|| "Delete".to_owned(), |class| class.reclaim_policy);
-    json!({
+    let mut persistent = json!({
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {
@@ -466,7 +483,11 @@ fn persistent_volume(
                 "fsType": volume.spec.filesystem.map(|kind| kind.name()),
             },
         },
-    })
+    });
+    if let Some(options) = options {
+        persistent["spec"]["mountOptions"] = json!(options);
+    }
+    persistent
 }
 
 /// A kept volume that a new claim names, and that its old claim has let go of.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kube::Client;
 use trellis_api::{Bytes, step};
 
-use super::plan::{Plan, plan};
+use super::plan::{Note, Plan, plan};
 use super::rooms::Pools;
 use crate::ledger::Open;
 use crate::queue::{Queue, Run};
@@ -28,7 +28,10 @@ async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &st
     let view = View::gather(world, key);
     let mut decided = decide(world, &view);
     let notes = std::mem::take(&mut decided.plan.notes);
-    notes.into_iter().for_each(|note| recorder.note(note));
+    for note in notes {
+        tell_pods(world, recorder, &note);
+        recorder.note(note);
+    }
     if let Some(pause) = decided.plan.look_again_after {
         world.plans.push_later(key, pause);
     }
@@ -37,6 +40,17 @@ async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &st
     }
     let written = send(client, &decided.plan.writes).await;
     conclude(world, key, &decided, &written)
+}
+
+/// A pod that uses a claim is told what is wrong with it.
+fn tell_pods(world: &World, recorder: &Recorder, note: &Note) {
+    let about = &note.about;
+    if !note.warning || about.object != Object::Claim {
+        return;
+    }
+    for pod in world.pods_using(&about.namespace, &about.name) {
+        recorder.note(note.to_pod(&pod));
+    }
 }
 
 /// What the answers of the store mean for the promises, for the named step and for the next try.

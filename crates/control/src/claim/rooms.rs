@@ -6,7 +6,8 @@ use kube::ResourceExt;
 use trellis_api::kinds::Pool;
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::plan::{PlaceOfCopy, Rooms};
+use super::plan::{LargerCopy, NewCopy, PlaceOfCopy, Promise, Rooms};
+use crate::disks;
 use crate::ledger::Open;
 
 /// The pools, with the ledger locked for the time of one decision.
@@ -24,6 +25,10 @@ struct Room {
     free: Bytes,
 }
 
+/// What a pool is worth for a new copy: on a node that has no copy yet, then on a filesystem that has none, then by the
+/// room that it has.
+type Worth = (bool, bool, Bytes);
+
 impl Pools<'_> {
     fn room_of(&self, pool: &Pool, replica: &str) -> Result<Room, Hold> {
         let name = pool.name_any();
@@ -37,8 +42,9 @@ impl Pools<'_> {
             let message = format!("Pool {name:?} at {} is not ready: {why}.", pool.spec.path);
             return Err(Hold::new(HoldReason::PoolNotReady, message));
         };
+        let capacity = disks::capacity(&self.pools, pool).unwrap_or(capacity);
         let limit = capacity.promisable(pool.spec.overcommit_percent);
-        let promised = self.ledger.reserved_beside(&name, replica);
+        let promised = disks::reserved_beside(&self.pools, pool, self.ledger, replica);
         Ok(Room {
             promised,
             limit,
@@ -46,20 +52,55 @@ impl Pools<'_> {
         })
     }
 
-    fn check(
-        &self,
-        pool: &Pool,
-        replica: &str,
-        from: Bytes,
-        to: Bytes,
-        thick: bool,
-    ) -> Result<Bytes, Hold> {
-        let room = self.room_of(pool, replica)?;
+    /// Which pools have the same space, for a sentence.
+    fn along_with(&self, pool: &Pool) -> String {
+        let sharing = disks::sharing(&self.pools, pool);
+        if sharing.is_empty() {
+            return String::new();
+        }
+        let names: Vec<String> = sharing.iter().map(|other| other.name_any()).collect();
+        format!(", on one filesystem with {},", names.join(", "))
+    }
+
+    /// The first pool of `beside` that is on the filesystem of `pool`.
+    fn on_disk_of<'a>(&self, pool: &Pool, beside: &'a [PlaceOfCopy]) -> Option<&'a str> {
+        let sharing = disks::sharing(&self.pools, pool);
+        let shares =
+            |other: &&PlaceOfCopy| sharing.iter().any(|each| each.name_any() == other.pool);
+        beside.iter().find(shares).map(|other| other.pool.as_str())
+    }
+
+    /// What the same plan promises on the filesystem of `pool`, beyond what the ledger has.
+    fn planned_on(&self, pool: &Pool, planned: &[Promise]) -> Bytes {
+        let sharing = disks::sharing(&self.pools, pool);
+        let is_there = |promise: &&Promise| {
+            promise.pool == pool.name_any()
+                || sharing.iter().any(|other| other.name_any() == promise.pool)
+        };
+        planned
+            .iter()
+            .filter(is_there)
+            .map(|promise| {
+                let held = self.ledger.held_by(&promise.replica);
+                promise.size.saturating_sub(held)
+            })
+            .sum()
+    }
+
+    fn check(&self, pool: &Pool, copy: LargerCopy<'_>) -> Result<Bytes, Hold> {
+        let LargerCopy {
+            from, to, thick, ..
+        } = copy;
+        let mut room = self.room_of(pool, copy.replica)?;
+        let planned = self.planned_on(pool, copy.planned);
+        room.promised = [room.promised, planned].into_iter().sum();
+        room.free = room.free.saturating_sub(planned);
         let name = pool.name_any();
         let left = room.limit.saturating_sub(room.promised);
         if to > left {
             let message = format!(
-                "Pool {name:?} can promise {} at {}% of what it can hold; {} is promised to others, and {} is asked for.",
+                "Pool {name:?}{} can promise {} at {}% of what it can hold; {} is promised to others, and {} is asked for.",
+                self.along_with(pool),
                 human(room.limit),
                 pool.spec.overcommit_percent,
                 human(room.promised),
@@ -81,32 +122,41 @@ impl Pools<'_> {
 }
 
 impl Rooms for Pools<'_> {
-    fn place(
-        &self,
-        names: &[String],
-        replica: &str,
-        size: Bytes,
-        thick: bool,
-        beside: &[PlaceOfCopy],
-    ) -> Result<PlaceOfCopy, Hold> {
+    fn place(&self, names: &[String], copy: NewCopy<'_>) -> Result<PlaceOfCopy, Hold> {
+        let NewCopy {
+            replica, beside, ..
+        } = copy;
         let promised = self.ledger.pool_of(replica);
         let mut eligible: Vec<&Arc<Pool>> = self
             .pools
             .iter()
             .filter(|pool| names.is_empty() || names.contains(&pool.name_any()))
             .filter(|pool| promised.is_none_or(|promised| promised == pool.name_any()))
-            .filter(|pool| pool.metadata.deletion_timestamp.is_none())
+            .filter(|pool| pool.takes_copies())
             .filter(|pool| beside.iter().all(|other| other.pool != pool.name_any()))
             .collect();
         eligible.sort_by_key(|pool| pool.name_any());
-        // A node that has no copy yet comes first, then the pool with the most room.
-        let mut refusal = None;
-        let mut best: Option<((bool, Bytes), &Arc<Pool>)> = None;
+        let (mut refusal, mut shared) = (None, None);
+        let mut best: Option<(Worth, &Arc<Pool>)> = None;
         for pool in eligible {
-            match self.check(pool, replica, Bytes::ZERO, size, thick) {
+            let sharing = self.on_disk_of(pool, copy.apart_from);
+            if let Some(other) = sharing.filter(|_| !copy.allow_shared_disk) {
+                shared = Some((pool.name_any(), other));
+                continue;
+            }
+            let name = pool.name_any();
+            let wanted = LargerCopy {
+                replica,
+                pool: &name,
+                from: Bytes::ZERO,
+                to: copy.size,
+                thick: copy.thick,
+                planned: copy.planned,
+            };
+            match self.check(pool, wanted) {
                 Ok(left) => {
                     let new_node = beside.iter().all(|other| other.node != pool.spec.node);
-                    let worth = (new_node, left);
+                    let worth = (new_node, sharing.is_none(), left);
                     if best.as_ref().is_none_or(|(most, _)| worth > *most) {
                         best = Some((worth, pool));
                     }
@@ -114,48 +164,55 @@ impl Rooms for Pools<'_> {
                 Err(hold) => refusal = Some(hold),
             }
         }
-        match (best, refusal) {
-            (Some((_, pool)), _) => Ok(PlaceOfCopy {
+        if let Some((_, pool)) = best {
+            return Ok(PlaceOfCopy {
                 pool: pool.name_any(),
                 node: pool.spec.node.clone(),
-            }),
-            (None, Some(hold)) => Err(hold),
-            (None, None) if !beside.is_empty() => {
-                let taken: Vec<&str> = beside.iter().map(|other| other.pool.as_str()).collect();
-                let message = format!(
-                    "Pools with a copy of the volume: {}; no other pool is there for one more copy.",
-                    taken.join(", ")
-                );
-                Err(Hold::new(HoldReason::TooFewPools, message))
-            }
-            (None, None) => {
-                let wanted = if names.is_empty() {
-                    "any".to_owned()
-                } else {
-                    names.join(", ")
-                };
-                let message =
-                    format!("The class allows these pools: {wanted}; none of them exists.");
-                Err(Hold::new(HoldReason::PoolNotFound, message))
-            }
+            });
         }
+        Err(refusal.unwrap_or_else(|| nowhere(names, beside, shared)))
     }
 
-    fn room(
-        &self,
-        pool: &str,
-        replica: &str,
-        from: Bytes,
-        to: Bytes,
-        thick: bool,
-    ) -> Result<(), Hold> {
+    fn is_drained(&self, pool: &str) -> bool {
+        let found = self.pools.iter().find(|each| each.name_any() == pool);
+        found.is_some_and(|pool| pool.spec.drain)
+    }
+
+    fn room(&self, copy: LargerCopy<'_>) -> Result<(), Hold> {
+        let LargerCopy { replica, pool, .. } = copy;
         let Some(found) = self.pools.iter().find(|each| each.name_any() == pool) else {
             let message =
                 format!("Replica {replica:?} lives on pool {pool:?}, which does not exist.");
             return Err(Hold::new(HoldReason::PoolNotFound, message));
         };
-        self.check(found, replica, from, to, thick).map(drop)
+        self.check(found, copy).map(drop)
     }
+}
+
+/// Why no pool came into question at all.
+fn nowhere(names: &[String], beside: &[PlaceOfCopy], shared: Option<(String, &str)>) -> Hold {
+    if let Some((pool, other)) = shared {
+        let message = format!(
+            "Pool {pool:?} is on the same filesystem as pool {other:?}, which has a copy of the volume, and no pool on \
+             another one is there for one more copy; the class does not say allowSharedDisk: \"true\"."
+        );
+        return Hold::new(HoldReason::DiskShared, message);
+    }
+    if !beside.is_empty() {
+        let taken: Vec<&str> = beside.iter().map(|other| other.pool.as_str()).collect();
+        let message = format!(
+            "Pools with a copy of the volume: {}; no other pool is there for one more copy.",
+            taken.join(", ")
+        );
+        return Hold::new(HoldReason::TooFewPools, message);
+    }
+    let wanted = if names.is_empty() {
+        "any".to_owned()
+    } else {
+        names.join(", ")
+    };
+    let message = format!("The class allows these pools: {wanted}; none of them exists.");
+    Hold::new(HoldReason::PoolNotFound, message)
 }
 
 /// A size for a sentence: exact where that is short, else in the unit that suits it, with one decimal,
@@ -199,6 +256,36 @@ mod tests {
         Arc::new(serde_json::from_value(pool).expect("a pool"))
     }
 
+    fn copy<'a>(replica: &'a str, gib: u64, beside: &'a [PlaceOfCopy]) -> NewCopy<'a> {
+        NewCopy {
+            replica,
+            size: Bytes::gib(gib),
+            thick: false,
+            allow_shared_disk: false,
+            beside,
+            apart_from: beside,
+            planned: &[],
+        }
+    }
+
+    fn larger<'a>(pool: &'a str, replica: &'a str, from: Bytes, to: Bytes) -> LargerCopy<'a> {
+        LargerCopy {
+            replica,
+            pool,
+            from,
+            to,
+            thick: false,
+            planned: &[],
+        }
+    }
+
+    fn on(filesystem: &str, pool: Arc<Pool>) -> Arc<Pool> {
+        let mut pool = Arc::unwrap_or_clone(pool);
+        let status = pool.status.get_or_insert_default();
+        status.filesystem = Some(filesystem.to_owned());
+        Arc::new(pool)
+    }
+
     fn reason(answer: Result<impl std::fmt::Debug, Hold>) -> HoldReason {
         answer.expect_err("refused").reason
     }
@@ -223,7 +310,7 @@ mod tests {
             pools: vec![pool("p", 10, 150, "True")],
             ledger: &open,
         };
-        let room = |to| rooms.room("p", "own", Bytes::gib(2), to, false);
+        let room = |to| rooms.room(larger("p", "own", Bytes::gib(2), to));
         assert_eq!(room(Bytes::gib(11)), Ok(()));
         let more = Bytes::new(Bytes::gib(11).get() + 1);
         let hold = room(more).expect_err("one byte too much");
@@ -241,7 +328,10 @@ mod tests {
             pools: vec![pool("p", 4, 300, "True")],
             ledger: &open,
         };
-        let room = |to, thick| rooms.room("p", "r", Bytes::gib(1), Bytes::gib(to), thick);
+        let room = |to, thick| {
+            let larger = larger("p", "r", Bytes::gib(1), Bytes::gib(to));
+            rooms.room(LargerCopy { thick, ..larger })
+        };
         assert_eq!(room(4, true), Ok(()));
         assert_eq!(reason(room(5, true)), HoldReason::NoSpaceInPool);
         assert_eq!(room(5, false), Ok(()));
@@ -256,9 +346,7 @@ mod tests {
             pools: vec![pool("p", 4, 100, "False")],
             ledger: &open,
         };
-        let hold = rooms
-            .place(&[], "r", Bytes::GIB, false, &[])
-            .expect_err("not ready");
+        let hold = rooms.place(&[], copy("r", 1, &[])).expect_err("not ready");
         assert_eq!(hold.reason, HoldReason::PoolNotReady);
         assert!(
             hold.message.contains("the disk is gone"),
@@ -279,11 +367,11 @@ mod tests {
             pools: vec![pool("p", 4, 100, "True"), Arc::new(going)],
             ledger: &open,
         };
-        let place = |name: &str| rooms.place(&[name.to_owned()], "r", Bytes::GIB, false, &[]);
+        let place = |name: &str| rooms.place(&[name.to_owned()], copy("r", 1, &[]));
         assert_eq!(reason(place("other")), HoldReason::PoolNotFound);
         assert_eq!(reason(place("going")), HoldReason::PoolNotFound);
         assert_eq!(place("p").expect("placed").pool, "p");
-        let room = rooms.room("other", "r", Bytes::ZERO, Bytes::GIB, false);
+        let room = rooms.room(larger("other", "r", Bytes::ZERO, Bytes::GIB));
         assert_eq!(reason(room), HoldReason::PoolNotFound);
     }
 
@@ -296,7 +384,7 @@ mod tests {
                 pools: vec![pool("a", 4, 100, "True"), pool("b", 5, 100, "True")],
                 ledger: open,
             };
-            rooms.place(&[], "r", Bytes::gib(2), false, &[])
+            rooms.place(&[], copy("r", 2, &[]))
         };
         let first = place(&ledger.open()).expect("placed").pool;
         assert_eq!(first, "b");
@@ -324,12 +412,92 @@ mod tests {
         let mut placed: Vec<PlaceOfCopy> = Vec::new();
         for expected in ["a", "c", "b"] {
             let name = format!("r-{}", placed.len());
-            let place = rooms.place(&[], &name, Bytes::gib(2), false, &placed);
+            let place = rooms.place(&[], copy(&name, 2, &placed));
             let place = place.expect("placed");
             assert_eq!(place.pool, expected);
             placed.push(place);
         }
-        let one_more = rooms.place(&[], "r-3", Bytes::gib(2), false, &placed);
+        let one_more = rooms.place(&[], copy("r-3", 2, &placed));
         assert_eq!(reason(one_more), HoldReason::TooFewPools);
+    }
+
+    // Fails if the space of one filesystem is promised once for each pool on it.
+    #[test]
+    fn pools_on_one_filesystem_share_its_space() {
+        let ledger = Ledger::default();
+        ledger.open().promise("other", "b", Bytes::gib(7));
+        let open = ledger.open();
+        let rooms = Pools {
+            pools: vec![
+                on("xfs 1", pool("a", 10, 100, "True")),
+                on("xfs 1", pool("b", 10, 100, "True")),
+                on("xfs 2", pool("c", 10, 100, "True")),
+            ],
+            ledger: &open,
+        };
+        let room = |pool: &str, gib| rooms.room(larger(pool, "r", Bytes::ZERO, Bytes::gib(gib)));
+        // 9 GiB are free, and each of the two has a copy of 1 GiB.
+        assert_eq!(room("a", 4), Ok(()));
+        let hold = room("a", 5).expect_err("promised to pool b");
+        assert_eq!(hold.reason, HoldReason::NoSpaceInPool);
+        assert!(
+            hold.message.contains("one filesystem with b"),
+            "{}",
+            hold.message
+        );
+        assert_eq!(room("c", 10), Ok(()));
+        // The copies of one plan count for each other.
+        let planned = [Promise {
+            replica: "r-0".to_owned(),
+            pool: "b".to_owned(),
+            size: Bytes::gib(2),
+        }];
+        let second = |gib| {
+            let larger = larger("a", "r", Bytes::ZERO, Bytes::gib(gib));
+            rooms.room(LargerCopy {
+                planned: &planned,
+                ..larger
+            })
+        };
+        assert_eq!(second(2), Ok(()));
+        assert_eq!(reason(second(3)), HoldReason::NoSpaceInPool);
+    }
+
+    // Fails if two copies are put onto one filesystem unasked, it is not said what would help, or it is done where
+    // another filesystem is free.
+    #[test]
+    fn two_copies_are_on_one_filesystem_only_where_that_is_allowed() {
+        let ledger = Ledger::default();
+        let open = ledger.open();
+        let there = [PlaceOfCopy {
+            pool: "a".to_owned(),
+            node: "n".to_owned(),
+        }];
+        let mut rooms = Pools {
+            pools: vec![
+                on("xfs 1", pool("a", 10, 100, "True")),
+                on("xfs 1", pool("b", 10, 100, "True")),
+            ],
+            ledger: &open,
+        };
+        let hold = rooms.place(&[], copy("r", 1, &there));
+        let hold = hold.expect_err("b is lost with a");
+        assert_eq!(hold.reason, HoldReason::DiskShared);
+        assert!(hold.message.contains("allowSharedDisk"), "{}", hold.message);
+        let allowed = NewCopy {
+            allow_shared_disk: true,
+            ..copy("r", 1, &there)
+        };
+        assert_eq!(rooms.place(&[], allowed).expect("allowed").pool, "b");
+        rooms.pools.push(on("xfs 2", pool("c", 5, 100, "True")));
+        assert_eq!(rooms.place(&[], allowed).expect("apart").pool, "c");
+        let other_node = |pool: &Arc<Pool>| {
+            let mut pool = Arc::unwrap_or_clone(pool.clone());
+            pool.spec.node = "m".to_owned();
+            Arc::new(pool)
+        };
+        rooms.pools = vec![rooms.pools[0].clone(), other_node(&rooms.pools[1])];
+        let elsewhere = rooms.place(&[], copy("r", 1, &there));
+        assert_eq!(elsewhere.expect("on another node").pool, "b");
     }
 }

@@ -107,9 +107,14 @@ pub fn copies_held(
     let mut conditions = status
         .and_then(|status| status.conditions.clone())
         .unwrap_or_default();
-    conditions.retain(|each| each.type_ != COPIES);
-    conditions
-        .extend(hold.map(|hold| condition(claim, COPIES, hold.reason.code(), &hold.message, now)));
+    let says = hold.map(|hold| condition(claim, COPIES, hold.reason.code(), &hold.message, now));
+    let place = conditions.iter().position(|each| each.type_ == COPIES);
+    // In its place: the agent writes the others, and each would move what the other wrote for ever.
+    match (place, says) {
+        (Some(place), Some(says)) => conditions[place] = says,
+        (Some(place), None) => drop(conditions.remove(place)),
+        (None, says) => conditions.extend(says),
+    }
     let body = json!({ "status": { "conditions": or_none(conditions) } });
     changes(claim, &body).then_some(body)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use serde_json::json;
-use trellis_api::kinds::{Content, FilesystemKind, UnknownCopy};
+use trellis_api::kinds::{Content, EMPTY_CONTENT, FilesystemKind, UnknownCopy};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use super::targets::Served;
@@ -162,6 +162,12 @@ impl Machine for Model {
         ))
     }
 
+    fn judge_pool(&self, _: &Path, _: &[(String, PathBuf)]) -> Result<(), Hold> {
+        Ok(())
+    }
+
+    fn keep_pools(&self, _: &[PathBuf]) {}
+
     fn look_at_stranger(&self, _: &Path, _: &str, name: &str) -> UnknownCopy {
         UnknownCopy {
             name: name.to_owned(),
@@ -283,7 +289,7 @@ impl Machine for Model {
         let state = self.state();
         let copy = state.replicas.get(&name_of(backing))?;
         let found = match copy.filesystem {
-            None => json!({ "kind": "empty", "full": true, "of": size }),
+            None => json!({ "kind": EMPTY_CONTENT, "full": true, "of": size }),
             Some(own) => {
                 let full = own >= whole_units(size);
                 json!({ "kind": "ext4", "size": own, "full": full, "of": size })

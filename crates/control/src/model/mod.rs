@@ -266,3 +266,23 @@ fn a_plain_history_arrives_where_it_should() {
     assert_eq!(reported(&simulation), None);
     assert!(simulation.stored_reservations().is_empty());
 }
+
+// Fails if planner and agent write the conditions of a claim in turns without an end: one says why a copy has no place,
+// the other why the filesystem does not grow.
+#[test]
+fn two_reasons_on_one_claim_come_to_rest() {
+    let mut history = vec![create(0, "three"), create(1, "delete")];
+    history.extend(vec![Step::CatchUp; ROUNDS_TO_BIND]);
+    history.extend([
+        Step::Attach {
+            claim: 0,
+            which: 0,
+            read_only: true,
+        },
+        Step::Ask { claim: 0, mib: 158 },
+        Step::Ask { claim: 1, mib: 243 },
+        Step::CatchUp,
+        Step::Replace { claim: 0, which: 0 },
+    ]);
+    assert_eq!(run(&history), Ok(()));
+}

@@ -5,12 +5,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags,
     UnmountFlags,
 };
+use trellis_api::MountFlag;
 
 /// Mounts the filesystem of `device` at `target`. Device nodes in it have no effect: a volume that
 /// was filled elsewhere must not open this machine's devices.
@@ -20,8 +21,9 @@ pub fn mount(
     fs_type: &str,
     read_only: bool,
     options: &str,
+    asked: &[MountFlag],
 ) -> rustix::io::Result<()> {
-    let mut flags = MountFlags::NODEV;
+    let mut flags = MountFlags::NODEV | bits(asked);
     flags.set(MountFlags::RDONLY, read_only);
     let options = std::ffi::CString::new(options).map_err(|_| Errno::INVAL)?;
     rustix::mount::mount(
@@ -31,6 +33,20 @@ pub fn mount(
         flags,
         Some(options.as_c_str()),
     )
+}
+
+fn bits(flags: &[MountFlag]) -> MountFlags {
+    let bit = |flag: &MountFlag| match flag {
+        MountFlag::NoAtime => MountFlags::NOATIME,
+        MountFlag::NoDirAtime => MountFlags::NODIRATIME,
+        MountFlag::StrictAtime => MountFlags::STRICTATIME,
+        MountFlag::LazyTime => MountFlags::LAZYTIME,
+        MountFlag::NoSuid => MountFlags::NOSUID,
+        MountFlag::NoExec => MountFlags::NOEXEC,
+        MountFlag::Sync => MountFlags::SYNCHRONOUS,
+        MountFlag::DirSync => MountFlags::DIRSYNC,
+    };
+    flags.iter().map(bit).collect()
 }
 
 /// Mounts the filesystem of `device` where no path leads, and answers its root. The mount is in no
@@ -98,15 +114,20 @@ pub fn bind(source: &Path, target: impl AsFd, read_only: bool) -> rustix::io::Re
 
 /// Makes the one mount at which `place` was opened read-only, whatever else shows the filesystem.
 pub fn set_read_only(place: impl AsFd) -> rustix::io::Result<()> {
-    // The call replaces the mount's other flags, so those that `mount` sets are given again.
-    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NODEV;
+    // The call replaces the mount's other flags, so those that `mount` sets are given again. Those about times stay.
+    let mut flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NODEV;
+    let now = rustix::fs::fstatvfs(&place)?.f_flag;
+    flags.set(MountFlags::NOSUID, now.contains(StatVfsMountFlags::NOSUID));
+    flags.set(MountFlags::NOEXEC, now.contains(StatVfsMountFlags::NOEXEC));
     rustix::mount::mount_remount(proc_path(&place), flags, "")
 }
 
 /// Lets the filesystem mounted at `path` be written to, through this mount and through every bind that is
 /// not read-only itself.
-pub fn make_writable(path: &Path) -> rustix::io::Result<()> {
-    rustix::mount::mount_remount(path, MountFlags::NODEV, "")
+///
+/// The call replaces the mount's other flags, so those that it was made with are given again.
+pub fn make_writable(path: &Path, asked: &[MountFlag]) -> rustix::io::Result<()> {
+    rustix::mount::mount_remount(path, MountFlags::NODEV | bits(asked), "")
 }
 
 /// Unmounts the top mount at `name` in the directory `parent`. Never lazily: a mount that is in use

@@ -45,7 +45,7 @@ pub use observe::{
 };
 pub(crate) use own::disown;
 pub use own::lock_holder;
-pub use publish::{Published, Source, publish, stage, unpublish, unstage};
+pub use publish::{Published, Source, publish, stage, stage_with, unpublish, unstage};
 
 /// Raises the filesystem staged at `staging` to fill its device, and reads the size back.
 pub fn grow_filesystem(kind: FilesystemKind, staging: &Path, device: &Path) -> Result<Outcome> {

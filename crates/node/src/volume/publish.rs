@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
+use trellis_api::MountOptions;
 use trellis_api::step::{Step, reached};
 
 use super::cover::refuse_covered;
@@ -69,6 +70,17 @@ pub fn stage(
     staging: &Path,
     read_only: bool,
 ) -> Result<Published> {
+    stage_with(device, kind, staging, read_only, &MountOptions::default())
+}
+
+/// As [`stage`], with options of the owner's. A mount that is there already keeps those that it was made with.
+pub fn stage_with(
+    device: &Path,
+    kind: FilesystemKind,
+    staging: &Path,
+    read_only: bool,
+    options: &MountOptions,
+) -> Result<Published> {
     let number = place::number_of(device)?;
     let place = Place::open(staging)?;
     if let Some(found) = place.mounted()? {
@@ -76,14 +88,24 @@ pub fn stage(
             return Err(place.taken_by(&found));
         }
         if found.read_only() && !read_only {
-            mount::make_writable(&place.path).context("make writable", &place.path)?;
+            mount::make_writable(&place.path, &options.flags)
+                .context("make writable", &place.path)?;
             reached(Step::FilesystemMounted);
             return Ok(Published::MadeWritable);
         }
         return Ok(Published::AlreadyThere);
     }
     let target = place.prepare(Wanted::Directory)?;
-    mount_patiently(device, &target, kind, read_only).context("mount", device)?;
+    match mount_patiently(device, &target, kind, read_only, options) {
+        Err(Errno::INVAL) if *options != MountOptions::default() => {
+            let options = options.of_filesystem.join(",");
+            return Err(Error::MountOptions {
+                device: device.to_owned(),
+                options,
+            });
+        }
+        other => other.context("mount", device)?,
+    }
     reached(Step::FilesystemMounted);
     Ok(Published::Mounted)
 }
@@ -95,11 +117,16 @@ fn mount_patiently(
     target: &OwnedFd,
     kind: FilesystemKind,
     read_only: bool,
+    options: &MountOptions,
 ) -> rustix::io::Result<()> {
+    let own = mount_options(kind);
+    let asked = options.of_filesystem.iter().map(String::as_str);
+    let all: Vec<&str> = asked.chain([own]).filter(|each| !each.is_empty()).collect();
+    let (all, flags) = (all.join(","), options.flags.as_slice());
     let mut attempts_left = MOUNT_ATTEMPTS_MAX;
     loop {
         attempts_left -= 1;
-        match mount::mount(device, target, kind.name(), read_only, mount_options(kind)) {
+        match mount::mount(device, target, kind.name(), read_only, &all, flags) {
             Err(Errno::BUSY) if attempts_left > 0 => thread::sleep(MOUNT_PAUSE),
             answer => return answer,
         }

@@ -41,6 +41,12 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             directory,
             overcommit,
         }) => pool::add(&global, name, directory, *overcommit).await,
+        Verb::Pool(PoolVerb::Grow { name, timeout }) => pool::grow(&global, name, *timeout).await,
+        Verb::Pool(PoolVerb::Rm {
+            name,
+            drain,
+            timeout,
+        }) => pool::remove(&global, name, *drain, *timeout).await,
         Verb::Volume(VolumeVerb::Show { claim, output }) => {
             volume::show(&global, claim, output).await
         }
@@ -48,7 +54,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
             claim,
             replicas,
             consistency,
-        }) => volume::scale(&global, claim, *replicas, *consistency).await,
+            allow_shared_disk,
+        }) => volume::scale(&global, claim, *replicas, *consistency, *allow_shared_disk).await,
         Verb::Volume(VolumeVerb::Recover {
             claim,
             accept_loss,

@@ -1,18 +1,28 @@
 //! `trellis pool`: the directories where volumes live.
 
-use std::path::Path;
+mod remove;
+
+pub use remove::remove;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde_json::json;
-use trellis_api::Bytes;
-use trellis_api::kinds::{Pool, PoolSpec, Replica, UnknownCopy};
+use trellis_api::kinds::{
+    MEASURE_ANNOTATION, POOL_FINALIZER, Pool, PoolSpec, Replica, UnknownCopy,
+};
+use trellis_api::{Bytes, HoldReason};
+use trellis_control::disks;
 use trellis_control::ledger::Ledger;
 use trellis_control::view::now;
+use trellis_node::ground::{self, OtherPool};
 
 use super::changes;
 use crate::claim_view;
@@ -21,8 +31,11 @@ use crate::connect::{connect, own_node};
 use crate::exit::{Ended, from_service};
 use crate::output::{self, Table, Tone, UNKNOWN, age, human_or_unknown};
 
-/// A change of this annotation makes the pool's node measure it again.
-const MEASURE: &str = "trellis.dev/measure";
+/// How often it is looked whether a pool has been measured.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// After how many looks a pool that is not ready is not waited for: what it says may be from before.
+const LOOKS_UNREADY_MAX: u32 = 30;
 
 /// Shows the pools.
 pub async fn list(global: &Global, how: &Output) -> anyhow::Result<()> {
@@ -38,7 +51,9 @@ pub async fn list(global: &Global, how: &Output) -> anyhow::Result<()> {
         replicas
             .iter()
             .for_each(|replica| drop(ledger.note(None, Some(replica))));
-        let lines: Vec<Line> = pools.iter().map(|pool| Line::of(pool, &ledger)).collect();
+        let pools: Vec<Arc<Pool>> = pools.into_iter().map(Arc::new).collect();
+        let lines = pools.iter().map(|pool| Line::of(pool, &pools, &ledger));
+        let lines: Vec<Line> = lines.collect();
         output::text(how.output, &lines, |wide| {
             render(&lines, wide, Timestamp::now(), output::colours())
         })
@@ -61,10 +76,16 @@ struct Line {
     allocated: Option<Bytes>,
     /// Promised to replicas.
     promised: Bytes,
-    /// The most that may be promised.
+    /// The most that may be promised, less what is promised on other pools of the same filesystem.
     limit: Option<Bytes>,
+    /// The filesystem below, and the other pools on it.
+    filesystem: Option<String>,
+    shares_with: Vec<String>,
     observed_at: Option<MicroTime>,
     ready: bool,
+    /// It shall be emptied, or somebody has deleted it and it waits for its copies.
+    draining: bool,
+    leaving: bool,
     message: String,
     /// Copies on it that no object names.
     unknown: Vec<UnknownCopy>,
@@ -72,13 +93,22 @@ struct Line {
 }
 
 impl Line {
-    fn of(pool: &Pool, ledger: &Ledger) -> Line {
+    fn of(pool: &Pool, pools: &[Arc<Pool>], ledger: &Ledger) -> Line {
         let name = pool.name_any();
         let status = pool.status.clone().unwrap_or_default();
-        let ready = status.conditions.iter().find(|each| each.type_ == "Ready");
+        let condition = |kind: &str| status.conditions.iter().find(|each| each.type_ == kind);
+        let (ready, removable) = (condition("Ready"), condition("Removable"));
         let capacity = status.capacity.as_ref();
+        let open = ledger.open();
+        let promised = open.reserved_beside(&name, "");
+        let of_all = disks::reserved_beside(pools, pool, &open, "");
+        let limit = disks::capacity(pools, pool).map(|sizes| {
+            let limit = sizes.promisable(pool.spec.overcommit_percent);
+            limit.saturating_sub(of_all.saturating_sub(promised))
+        });
+        let sharing = disks::sharing(pools, pool);
         Line {
-            promised: ledger.open().reserved_beside(&name, ""),
+            promised,
             name,
             node: pool.spec.node.clone(),
             path: pool.spec.path.clone(),
@@ -86,15 +116,30 @@ impl Line {
             size: capacity.map(|sizes| sizes.total),
             free: capacity.map(|sizes| sizes.free),
             allocated: capacity.map(|sizes| sizes.allocated),
-            limit: capacity.map(|sizes| sizes.promisable(pool.spec.overcommit_percent)),
+            limit,
+            filesystem: status.filesystem.clone(),
+            shares_with: sharing.iter().map(|other| other.name_any()).collect(),
             observed_at: capacity.map(|sizes| sizes.observed_at.clone()),
             ready: ready.is_some_and(|each| each.status == "True"),
-            message: match ready {
-                Some(ready) => ready.message.clone(),
-                None => "it has not been measured yet".to_owned(),
+            draining: pool.spec.drain,
+            leaving: pool.metadata.deletion_timestamp.is_some(),
+            message: match (removable, ready) {
+                (Some(removable), _) => removable.message.clone(),
+                (None, Some(ready)) => ready.message.clone(),
+                (None, None) => "it has not been measured yet".to_owned(),
             },
             unknown: status.unknown.clone(),
             unknown_count: status.unknown_count,
+        }
+    }
+
+    /// Whether it can be used, in a word.
+    fn state(&self) -> &'static str {
+        match (self.leaving, self.draining, self.ready) {
+            (true, _, _) => "leaving",
+            (false, _, false) => "no",
+            (false, true, true) => "draining",
+            (false, false, true) => "yes",
         }
     }
 }
@@ -105,7 +150,14 @@ fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
     }
     let mut header = vec!["NAME", "NODE", "SIZE", "FREE", "PROMISED", "LIMIT", "READY"];
     if wide {
-        header.extend(["PATH", "OVERCOMMIT", "ALLOCATED", "MEASURED", "MESSAGE"]);
+        header.extend([
+            "PATH",
+            "OVERCOMMIT",
+            "ALLOCATED",
+            "MEASURED",
+            "SHARES DISK WITH",
+            "MESSAGE",
+        ]);
     }
     let mut table = Table::toned(&header, "READY");
     for line in lines {
@@ -120,20 +172,38 @@ fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
             human_or_unknown(line.free),
             output::human(line.promised),
             human_or_unknown(line.limit),
-            if line.ready { "yes" } else { "no" }.to_owned(),
+            line.state().to_owned(),
             line.path.clone(),
             format!("{}%", line.overcommit_percent),
             human_or_unknown(line.allocated),
             measured.unwrap_or_else(|| UNKNOWN.to_owned()),
+            match line.shares_with.as_slice() {
+                [] => UNKNOWN.to_owned(),
+                others => others.join(","),
+            },
             line.message.clone(),
         ];
-        table.row(cells, Some(if line.ready { Tone::Good } else { Tone::Bad }));
+        let tone = match line.state() {
+            "yes" => Tone::Good,
+            "no" => Tone::Bad,
+            _ => Tone::Moving,
+        };
+        table.row(cells, Some(tone));
     }
     let mut text = table.render(colours);
+    lines.iter().for_each(|line| text.push_str(&trouble(line)));
     lines
         .iter()
         .for_each(|line| text.push_str(&strangers(line)));
     text
+}
+
+/// Why a pool is not ready or not gone, in a line.
+fn trouble(line: &Line) -> String {
+    if line.message.is_empty() || line.state() == "yes" {
+        return String::new();
+    }
+    format!("pool {}: {}\n", line.name, line.message)
 }
 
 /// What a pool holds that nobody knows, in a line for each copy.
@@ -180,37 +250,145 @@ pub async fn add(
         node,
         path: path.to_owned(),
         overcommit_percent: overcommit,
+        drain: false,
     };
-    match pools
-        .create(&PostParams::default(), &Pool::new(name, spec.clone()))
-        .await
-    {
-        Ok(_) => return output::print(&format!("{what} added at {path}; see `trellis pool ls`\n")),
-        Err(kube::Error::Api(answer)) if answer.is_already_exists() => {}
-        Err(error) => return Err(from_service(error, &what)),
-    }
     let there = pools
-        .get(name)
+        .get_opt(name)
         .await
         .map_err(|error| from_service(error, &what))?;
+    if let Some(there) = there {
+        again(&pools, &there, &spec).await?;
+        return output::print(&format!(
+            "{what} is there already; it promises {overcommit}% now and is measured again\n"
+        ));
+    }
+    let shared = require_fit(global, &service.client, &spec).await?;
+    let mut pool = Pool::new(name, spec);
+    pool.metadata.finalizers = Some(vec![POOL_FINALIZER.to_owned()]);
+    pools
+        .create(&PostParams::default(), &pool)
+        .await
+        .map_err(|error| from_service(error, &what))?;
+    output::print(&format!("{what} added at {path}; see `trellis pool ls`\n"))?;
+    if shared.is_empty() {
+        return Ok(());
+    }
+    output::print(&format!(
+        "note: it is on one filesystem with {}: they share its space, and two copies of a volume go there only if the \
+         class says allowSharedDisk: \"true\"\n",
+        shared.join(", ")
+    ))
+}
+
+/// Refuses a directory that cannot be a pool. Answers the pools on the same filesystem.
+async fn require_fit(
+    global: &Global,
+    client: &Client,
+    spec: &PoolSpec,
+) -> anyhow::Result<Vec<String>> {
+    let pools = Api::<Pool>::all(client.clone());
+    let pools = claim_view::list(pools, &ListParams::default()).await?;
+    let here = pools.iter().filter(|pool| pool.spec.node == spec.node);
+    let others: Vec<OtherPool> = here
+        .map(|pool| OtherPool {
+            name: pool.name_any(),
+            path: PathBuf::from(&pool.spec.path),
+        })
+        .collect();
+    let path = Path::new(&spec.path);
+    if let Err(unfit) = ground::require_fit(path, &global.data, &others)? {
+        let text = format!("{}: {unfit}", HoldReason::PoolUnfit);
+        return Err(Ended::Refused(text).into());
+    }
+    let filesystem = ground::filesystem_of(path)?;
+    let shares = |pool: &&OtherPool| {
+        ground::filesystem_of(&pool.path).is_ok_and(|other| other == filesystem)
+    };
+    let sharing = others.iter().filter(shares);
+    Ok(sharing.map(|pool| pool.name.clone()).collect())
+}
+
+/// Measures a pool that is there already and sets what it promises. It is not drained any more.
+async fn again(pools: &Api<Pool>, there: &Pool, spec: &PoolSpec) -> anyhow::Result<()> {
+    let (name, what) = (there.name_any(), format!("pool {}", there.name_any()));
     if (&there.spec.node, &there.spec.path) != (&spec.node, &spec.path) {
         let text = format!(
-            "{what} is {} of node {} already; add {path} under another name",
-            there.spec.path, there.spec.node
+            "{what} is {} of node {} already; add {} under another name",
+            there.spec.path, there.spec.node, spec.path
         );
         return Err(Ended::Refused(text).into());
     }
+    if there.metadata.deletion_timestamp.is_some() {
+        let text = format!("{what} is being removed; add it again when it is gone");
+        return Err(Ended::Refused(text).into());
+    }
     let body = json!({
-        "metadata": { "annotations": { MEASURE: now() } },
-        "spec": { "overcommitPercent": overcommit },
+        "metadata": { "annotations": { MEASURE_ANNOTATION: now() } },
+        "spec": { "overcommitPercent": spec.overcommit_percent, "drain": false },
     });
     let patched = pools
-        .patch(name, &PatchParams::default(), &Patch::Merge(&body))
+        .patch(&name, &PatchParams::default(), &Patch::Merge(&body))
         .await;
-    patched.map_err(|error| from_service(error, &what))?;
+    patched
+        .map(drop)
+        .map_err(|error| from_service(error, &what))
+}
+
+/// Has a pool measured at once, and says what has changed.
+pub async fn grow(global: &Global, name: &str, timeout: Duration) -> anyhow::Result<()> {
+    let service = connect(global).await?;
+    let pools = Api::<Pool>::all(service.client.clone());
+    let what = format!("pool {name}");
+    let before = pools
+        .get(name)
+        .await
+        .map_err(|error| from_service(error, &what))?;
+    let asked = now();
+    let body = json!({ "metadata": { "annotations": { MEASURE_ANNOTATION: asked } } });
+    pools
+        .patch(name, &PatchParams::default(), &Patch::Merge(&body))
+        .await
+        .map_err(|error| from_service(error, &what))?;
+    let measured = tokio::time::timeout(timeout, measured(&pools, name, &asked)).await;
+    let Ok(measured) = measured else {
+        let text = format!("{what} was not measured within {timeout:?}; does its disk answer?");
+        return Err(Ended::TimedOut(text).into());
+    };
+    let (total, free) = measured?;
+    let before = before.status.and_then(|status| status.capacity);
+    let change = match before.map(|capacity| capacity.total) {
+        Some(before) if before != total => format!("{} before", output::precise(before)),
+        _ => "as before".to_owned(),
+    };
     output::print(&format!(
-        "{what} is there already; it promises {overcommit}% now and is measured again\n"
+        "{what} has {} ({change}), {} of it free; whoever waits for room is looked at again\n",
+        output::precise(total),
+        output::precise(free)
     ))
+}
+
+/// Waits for a measurement that was made since `asked`, and answers the size and what is free.
+async fn measured(
+    pools: &Api<Pool>,
+    name: &str,
+    asked: &MicroTime,
+) -> anyhow::Result<(Bytes, Bytes)> {
+    let mut looks = 0u32;
+    loop {
+        let pool = pools.get(name).await;
+        let pool = pool.map_err(|error| from_service(error, &format!("pool {name}")))?;
+        let status = pool.status.unwrap_or_default();
+        if let Some(sizes) = status.capacity.filter(|sizes| sizes.observed_at >= *asked) {
+            return Ok((sizes.total, sizes.free));
+        }
+        let ready = status.conditions.iter().find(|each| each.type_ == "Ready");
+        let is_unready = |each: &&Condition| each.status == "False" && looks >= LOOKS_UNREADY_MAX;
+        if let Some(ready) = ready.filter(is_unready) {
+            bail!("pool {name} cannot be measured: {}", ready.message);
+        }
+        looks = looks.saturating_add(1);
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 #[cfg(test)]
@@ -223,9 +401,10 @@ mod tests {
     fn a_pool_shows_its_promises() {
         let ledger = Ledger::default();
         ledger.note(None, Some(&samples::replica(3, Some(2))));
-        let ready = Line::of(&samples::pool(Bytes::gib(10), 150), &ledger);
+        let ready = Line::of(&samples::pool(Bytes::gib(10), 150), &[], &ledger);
         let unmeasured = Line::of(
             &Pool::new("cold", samples::pool(Bytes::ZERO, 100).spec),
+            &[],
             &ledger,
         );
         insta::assert_snapshot!(render(&[ready, unmeasured], true, samples::now(), false));

@@ -1,21 +1,25 @@
 //! `trellis volume`: the copies of a claim, how they are, and how many there shall be.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde::Serialize;
 use serde_json::json;
-use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaSeen, ReplicaState, ScrubSeen, Volume};
+use trellis_api::kinds::{
+    Pool, Replica, ReplicaPhase, ReplicaSeen, ReplicaState, ScrubSeen, Volume,
+};
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::claim::copies::staying;
+use trellis_control::disks;
 use trellis_control::view::View;
 
 use super::changes;
-use crate::claim_view::load;
+use crate::claim_view::{list, load};
 use crate::cli::{Global, Output};
 use crate::connect::connect;
 use crate::exit::{Ended, from_service};
@@ -29,7 +33,9 @@ pub async fn show(global: &Global, claim: &str, how: &Output) -> anyhow::Result<
     let service = connect(global).await?;
     changes::show(&service.client, how, || async {
         let view = load(&service, claim).await?;
-        let Some(shown) = Shown::of(&view) else {
+        let pools = Api::<Pool>::all(service.client.clone());
+        let pools = list(pools, &ListParams::default()).await?;
+        let Some(shown) = Shown::of(&view, pools) else {
             return Err(Ended::NotFound(format!("claim {claim:?} has no volume yet")).into());
         };
         output::text(how.output, &shown, |_| shown.render(output::colours()))
@@ -43,6 +49,7 @@ pub async fn scale(
     claim: &str,
     replicas: u32,
     consistency: Option<u32>,
+    allow_shared_disk: bool,
 ) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let view = load(&service, claim).await?;
@@ -59,7 +66,10 @@ pub async fn scale(
         bail!("{consistency} copies cannot have a write if there are {replicas}");
     }
     let volumes = Api::<Volume>::all(service.client.clone());
-    let body = json!({ "spec": { "replicas": replicas, "consistencyFactor": consistency } });
+    let mut body = json!({ "spec": { "replicas": replicas, "consistencyFactor": consistency } });
+    if allow_shared_disk {
+        body["spec"]["allowSharedDisk"] = json!(true);
+    }
     volumes
         .patch(
             &volume.name_any(),
@@ -199,6 +209,25 @@ pub fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> 
     found.ok_or_else(|| Ended::NotFound(format!("claim {claim:?} has no volume yet")).into())
 }
 
+/// Copies that are lost together.
+fn warnings(view: &View, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
+    let pools: Vec<Arc<Pool>> = pools.into_iter().map(Arc::new).collect();
+    let find = |name: &str| pools.iter().find(|pool| pool.name_any() == name).cloned();
+    let worth = if volume.spec.allow_shared_disk {
+        "as the volume allows (allowSharedDisk)"
+    } else {
+        "so they count as one"
+    };
+    let shared = disks::shared_by(staying(view), &find).into_iter();
+    let said = shared.map(|pools| {
+        format!(
+            "the copies on pools {} are on one filesystem, {worth}: what takes it takes all of them",
+            pools.join(", ")
+        )
+    });
+    said.collect()
+}
+
 /// What a copy that leaves waits for.
 fn waits_for(view: &View, volume: &Volume, seen: &[ReplicaSeen]) -> String {
     let is_whole = |replica: &&std::sync::Arc<Replica>| {
@@ -232,6 +261,8 @@ struct Shown {
     copies: Vec<Copy>,
     /// What keeps the volume from what is asked of it.
     hold: Option<Hold>,
+    /// What its owner should know although nothing is held.
+    warnings: Vec<String>,
 }
 
 /// One copy.
@@ -251,7 +282,7 @@ struct Copy {
 }
 
 impl Shown {
-    fn of(view: &View) -> Option<Shown> {
+    fn of(view: &View, pools: Vec<Pool>) -> Option<Shown> {
         let volume = view.volume.as_deref()?;
         let status = view
             .target
@@ -282,6 +313,7 @@ impl Shown {
                 .as_ref()
                 .and_then(|status| status.hold.clone()),
             scrub: status.scrub,
+            warnings: warnings(view, volume, pools),
             iqn: status.iqn,
             portal: status.portal,
         })
@@ -366,6 +398,9 @@ impl Shown {
             table.row(cells, Some(tone));
         }
         text.push_str(&table.render(colours));
+        for warning in &self.warnings {
+            text.push_str(&format!("warning: {warning}\n"));
+        }
         if let Some(hold) = &self.hold {
             let action = hold.reason.action();
             text.push_str(&format!(

@@ -293,6 +293,7 @@ mod tests {
     fn a_pool_that_cannot_be_measured_is_not_ready() {
         let measured = PoolMeasured {
             id: String::new(),
+            filesystem: String::new(),
             total: Bytes::new(10),
             free: Bytes::new(7),
             allocated: Bytes::new(2),

@@ -35,7 +35,7 @@ fn add_pool(service: &Service, name: &str) {
 
 fn class(replicas: &str, factor: &str, more: &str) -> String {
     format!(
-        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: several\nprovisioner: trellis.dev\nallowVolumeExpansion: true\nparameters:\n  replicas: \"{replicas}\"\n  consistencyFactor: \"{factor}\"\n  pools: a,b,c,d\n{more}"
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: several\nprovisioner: trellis.dev\nallowVolumeExpansion: true\nparameters:\n  replicas: \"{replicas}\"\n  consistencyFactor: \"{factor}\"\n  allowSharedDisk: \"true\"\n  pools: a,b,c,d\n{more}"
     )
 }
 

@@ -62,7 +62,9 @@ fn live_through(step: Step, filesystem: &str, copies: usize) {
     let mut manifest = class("tested", filesystem);
     let mut pools = vec![mortal.service.data().join("pools/default")];
     if copies > 1 {
-        manifest.push_str(&format!("  replicas: \"{copies}\"\n  pools: a,b,c\n"));
+        manifest.push_str(&format!(
+            "  replicas: \"{copies}\"\n  allowSharedDisk: \"true\"\n  pools: a,b,c\n"
+        ));
         for name in POOLS {
             let pool = mortal.service.path(name);
             std::fs::create_dir_all(&pool).unwrap();

@@ -90,7 +90,8 @@ fn lose_store(service: &mut Service) {
 
 fn class_of_two() -> &'static str {
     "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: two\nprovisioner: trellis.dev\n\
-     allowVolumeExpansion: true\nparameters:\n  replicas: \"2\"\n  pools: a,b\n"
+     allowVolumeExpansion: true\nparameters:\n  replicas: \"2\"\n  allowSharedDisk: \"true\"\n  pools: a,b\n\
+     mountOptions: [noatime]\n"
 }
 
 fn add_pools(service: &Service, names: &[&str]) -> Vec<PathBuf> {
@@ -261,6 +262,11 @@ fn a_lost_store_is_told_and_made_again_from_the_pools() {
         service.wait_bound(claim);
         assert_has_data(&service, claim);
     }
+    let mounts = trellis_node::sys::mountinfo::read().unwrap();
+    let path = service.path("mnt-two");
+    let mount = mounts.iter().find(|mount| mount.mount_point == path);
+    let options = &mount.expect("it is mounted").options;
+    assert!(options.contains("noatime"), "{options}");
     wait_unknown(&service, 0);
     service.trellis(&["grow", "one", "640Mi", "--wait"]);
     service.trellis(&["grow", "two", "640Mi", "--wait"]);

@@ -14,6 +14,7 @@ mod logs;
 mod lost_store;
 mod manager;
 mod metrics;
+mod pools;
 mod power_loss;
 mod replicated;
 mod room;

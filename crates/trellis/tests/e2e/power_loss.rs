@@ -314,7 +314,8 @@ fn what_was_bound_works_after_a_power_loss_and_what_was_synced_is_there() {
     let mut service = Service::on(disk.machine());
     disk.start(&mut service);
     add_pools(&service, &disk.place());
-    let several = class("several", "ext4") + "  replicas: \"2\"\n  pools: a,b\n";
+    let several =
+        class("several", "ext4") + "  replicas: \"2\"\n  allowSharedDisk: \"true\"\n  pools: a,b\n";
     service.apply(&(class("one", "ext4") + "---\n" + &several));
     let mut kept: Vec<Kept> = Vec::new();
     for cut in 0..cuts {

@@ -39,7 +39,7 @@ fn add_pool(service: &Service, name: &str) {
 
 fn class(name: &str, replicas: &str) -> String {
     format!(
-        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: {name}\nprovisioner: trellis.dev\nallowVolumeExpansion: true\nparameters:\n  replicas: \"{replicas}\"\n  pools: a,b,c,d\n"
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: {name}\nprovisioner: trellis.dev\nallowVolumeExpansion: true\nparameters:\n  replicas: \"{replicas}\"\n  allowSharedDisk: \"true\"\n  pools: a,b,c,d\n"
     )
 }
 

@@ -5,13 +5,13 @@ use std::process::Command;
 
 use crate::harness::{Service, claim, filesystem_mib, said, sweep, write_file};
 
-/// A small filesystem of its own for a pool.
-struct SmallPool {
-    path: PathBuf,
+/// A small filesystem of its own for a pool. It is unmounted when it is dropped.
+pub struct SmallPool {
+    pub path: PathBuf,
 }
 
 impl SmallPool {
-    fn mount(path: PathBuf, size: &str) -> SmallPool {
+    pub fn mount(path: PathBuf, size: &str) -> SmallPool {
         std::fs::create_dir_all(&path).unwrap();
         let options = format!("size={size}");
         let output = Command::new("mount")
@@ -23,7 +23,7 @@ impl SmallPool {
         SmallPool { path }
     }
 
-    fn resize(&self, size: &str) {
+    pub fn resize(&self, size: &str) {
         let options = format!("remount,size={size}");
         let output = Command::new("mount")
             .args(["-o", &options])
@@ -176,6 +176,77 @@ fn foreign_data_is_never_overwritten() {
     assert_eq!(output.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&output.stderr).contains("ForeignData"));
     assert_eq!(head(&file), before, "not a byte was changed");
+}
+
+fn pod_using(claim: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers: [{{name: c, image: i}}]\n  volumes: [{{name: v, persistentVolumeClaim: {{claimName: {claim}}}}}]\n"
+    )
+}
+
+/// The reasons of the events of an object, of one type.
+fn events(service: &Service, kind: &str, severity: &str) -> Vec<String> {
+    let events = service.objects("events");
+    let of = events
+        .iter()
+        .filter(|event| event["involvedObject"]["kind"] == kind && event["type"] == severity);
+    of.map(|event| event["message"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+// Fails if an idle claim whose bytes are not those of its filesystem is reported as grown, or nobody is told.
+#[test]
+fn an_idle_claim_with_foreign_content_is_held_and_not_reported_as_grown() {
+    let service = Service::start();
+    for (name, program, code) in [
+        ("swap", "mkswap", "ForeignData"),
+        ("other", "mkfs.ext4", "FilesystemMismatch"),
+    ] {
+        service.claim(name, "", "320Mi");
+        service.apply(&pod_using(name));
+        let made = Command::new(program).arg(service.data_file(name)).output();
+        said(&made.unwrap(), program);
+        service.trellis(&["grow", name, "352Mi"]);
+        service.wait("the code is told", |service| {
+            reason(service, name).contains(code).then_some(())
+        });
+        let claim = service.object("pvc", name);
+        assert_eq!(claim["status"]["capacity"]["storage"], "320Mi");
+        for kind in ["PersistentVolumeClaim", "Pod"] {
+            service.wait(&format!("an event of the {kind}"), |service| {
+                let said = events(service, kind, "Warning");
+                said.iter().any(|each| each.contains(code)).then_some(())
+            });
+        }
+        let shown = service.trellis(&["df"]);
+        assert!(shown.contains(code), "{shown}");
+        service.kubectl(&["delete", "pod", "web"]);
+        service.kubectl(&["delete", "pvc", name]);
+    }
+}
+
+// Fails if a growth that waits for its reader is told as a failure.
+#[test]
+fn a_reader_is_no_failure() {
+    let service = Service::start();
+    service.claim("data", "", "320Mi");
+    service.mount("data");
+    service.trellis(&["umount", "data"]);
+    let path = service.path("mnt-data");
+    service.trellis(&["mount", "data", path.to_str().unwrap(), "--read-only"]);
+    service.trellis(&["grow", "data", "352Mi"]);
+    service.wait("the reason is told", |service| {
+        reason(service, "data").contains("ReadOnly").then_some(())
+    });
+    service.wait("an event says what it waits for", |service| {
+        let said = events(service, "PersistentVolumeClaim", "Normal");
+        let told = said.iter().any(|each| each.contains("is read-only"));
+        told.then_some(())
+    });
+    let warnings = events(&service, "PersistentVolumeClaim", "Warning");
+    assert_eq!(warnings, Vec::<String>::new());
+    service.trellis(&["umount", "data"]);
+    service.wait_size("data", "352Mi");
 }
 
 fn head(path: &Path) -> Vec<u8> {

@@ -1,5 +1,9 @@
 //! Wishes that are not for Trellis to fulfil: each is honoured as Kubernetes would, or held with a code. None is ignored.
 
+use std::path::Path;
+
+use trellis_node::sys::mountinfo::{self, Mount};
+
 use crate::harness::{Service, claim};
 
 fn by_hand(name: &str, size: &str) -> String {
@@ -88,6 +92,75 @@ fn what_is_not_honoured_is_held_with_a_code() {
     service.apply(&claim("zoned", "zoned", "320Mi"));
     wait_held(&service, "zoned", "ClassInvalid");
     assert!(service.objects("volumes.trellis.dev").is_empty());
+}
+
+fn mounted(path: &Path) -> Mount {
+    let mounts = mountinfo::read().unwrap();
+    let found = mounts.into_iter().rfind(|mount| mount.mount_point == path);
+    found.expect("it is mounted")
+}
+
+fn has(options: &str, wanted: &[&str]) {
+    for option in wanted {
+        let found = options.split(',').any(|each| each == *option);
+        assert!(found, "{option} is not among {options}");
+    }
+}
+
+// Fails if a mount option is ignored: it is in force, or the claim or the use is held and says which one it is.
+#[test]
+fn mount_options_are_honoured_or_refused() {
+    let service = Service::start();
+    let options = |name: &str, options: &str| {
+        crate::harness::class(name, "xfs") + &format!("mountOptions: [{options}]\n")
+    };
+    service.apply(&options("quick", "noatime, nosuid, logbufs=4"));
+    service.claim("data", "quick", "320Mi");
+    let volume = service.object("pvc", "data")["spec"]["volumeName"].clone();
+    let volume = volume.as_str().unwrap();
+    // A reader first: the mount becomes writable with the next use and keeps its options.
+    let (reader, writer) = (service.path("reader"), service.path("writer"));
+    service.trellis(&["mount", "data", reader.to_str().unwrap(), "--read-only"]);
+    has(
+        &mounted(&reader).options,
+        &["ro", "noatime", "nosuid", "nodev"],
+    );
+    service.trellis(&["mount", "data", writer.to_str().unwrap()]);
+    let found = mounted(&writer);
+    has(&found.options, &["rw", "noatime", "nosuid", "nodev"]);
+    has(&found.super_options, &["logbufs=4"]);
+    let private = service.data().join("mounts").join(volume);
+    has(&mounted(&private).options, &["rw", "noatime", "nosuid"]);
+    service.trellis(&["grow", "data", "352Mi", "--wait"]);
+    service.trellis(&["umount", "data"]);
+    // The volume's own options are those that count from then on.
+    let set = |options: &str| {
+        let body = format!(r#"{{"spec":{{"mountOptions":[{options}]}}}}"#);
+        service.kubectl(&["patch", "pv", volume, "-p", &body]);
+    };
+    set(r#""norecovery""#);
+    let held = service.try_trellis(&["mount", "data", writer.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&held.stderr).into_owned();
+    assert_eq!(held.status.code(), Some(3), "{said}");
+    assert!(said.contains("MountOptionRefused"), "{said}");
+    assert!(said.contains("the journal is always replayed"), "{said}");
+    set(r#""noexec""#);
+    service.trellis(&["mount", "data", writer.to_str().unwrap()]);
+    has(&mounted(&writer).options, &["noexec", "relatime"]);
+    service.trellis(&["umount", "data"]);
+    // A class that asks for something else makes no volume, and says why.
+    for (name, option, why) in [
+        ("unsafe", "nobarrier", "a power loss takes writes"),
+        ("unknown", "sparkle", "does not know it for xfs"),
+        ("fstab", "x-systemd.automount", "a word for mount(8)"),
+    ] {
+        service.apply(&options(name, option));
+        service.apply(&claim(name, name, "320Mi"));
+        wait_held(&service, name, "ClassInvalid");
+        let said = service.trellis_any(&["explain", name]);
+        assert!(said.contains(option) && said.contains(why), "{said}");
+    }
+    assert_eq!(service.objects("volumes.trellis.dev").len(), 1);
 }
 
 // Fails if a pod whose containers nobody runs waits without a word.

@@ -155,8 +155,8 @@ fn target_write(
         conditions: conditions(
             &old.conditions,
             found,
-            volume.size,
-            job.goal,
+            &target.shared_disks,
+            (volume.size, job.goal),
             hold.as_ref(),
             now,
         ),
@@ -203,11 +203,12 @@ fn target_refused(target: &TargetJob, hold: &Hold, now: &MicroTime) -> Option<Wr
 fn conditions(
     old: &[Condition],
     found: &TargetFound,
-    size: Bytes,
-    goal: Bytes,
+    shared_disks: &[Vec<String>],
+    (size, goal): (Bytes, Bytes),
     hold: Option<&Hold>,
     now: &MicroTime,
 ) -> Vec<Condition> {
+    let redundancy = redundancy(found, shared_disks);
     let waits = hold.filter(|hold| hold.reason == HoldReason::TooFewReplicas);
     let said = |message: &'static str, is_true: bool| if is_true { "" } else { message };
     let says = [
@@ -223,13 +224,12 @@ fn conditions(
         },
         Says {
             kind: "RedundancyMet",
-            is_true: found.redundancy_met,
-            reason: if found.redundancy_met {
-                "AllInSync"
-            } else {
-                "CopiesMissing"
+            is_true: redundancy.is_ok(),
+            reason: match &redundancy {
+                Ok(()) => "AllInSync",
+                Err((reason, _)) => reason,
             },
-            message: said("A copy is away or being repaired.", found.redundancy_met),
+            message: redundancy.as_ref().err().map_or("", |(_, why)| why),
         },
         Says {
             kind: "SizeConverged",
@@ -256,4 +256,26 @@ fn conditions(
         },
     ];
     renew(old, &says, now)
+}
+
+/// Whether there are as many copies as are asked for, or why there are not, with a word for it. Copies on one
+/// filesystem are lost together, and count as one.
+fn redundancy(
+    found: &TargetFound,
+    shared_disks: &[Vec<String>],
+) -> Result<(), (&'static str, String)> {
+    if !found.redundancy_met {
+        return Err((
+            "CopiesMissing",
+            "A copy is away or being repaired.".to_owned(),
+        ));
+    }
+    let Some(pools) = shared_disks.first() else {
+        return Ok(());
+    };
+    let message = format!(
+        "The copies on pools {} are on one filesystem and count as one.",
+        pools.join(", ")
+    );
+    Err((HoldReason::DiskShared.code(), message))
 }

@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use serde::Serialize;
 use trellis_api::kinds::{FilesystemKind, Pool, Replica};
 use trellis_api::{Bytes, Hold, HoldReason};
-use trellis_control::claim::plan::Rooms;
+use trellis_control::claim::plan::{LargerCopy, Promise, Rooms};
 use trellis_control::claim::provision;
 use trellis_control::claim::rooms::Pools;
 use trellis_control::ledger::Ledger;
@@ -101,11 +101,24 @@ impl Forecast {
 
 /// Every copy, and the room on its pool by the controller's own rule.
 fn copies(view: &View, rooms: &dyn Rooms, to: Bytes) -> Vec<Layer> {
+    let mut planned = Vec::new();
     let copy = |replica: &Arc<Replica>| {
         let (spec, name) = (&replica.spec, replica.name_any());
         let status = replica.status.as_ref();
         let damaged = status.and_then(|status| status.hold.clone());
-        let room = rooms.room(&spec.pool, &name, spec.capacity, to, spec.thick);
+        let room = rooms.room(LargerCopy {
+            replica: &name,
+            pool: &spec.pool,
+            from: spec.capacity,
+            to,
+            thick: spec.thick,
+            planned: &planned,
+        });
+        planned.push(Promise {
+            pool: spec.pool.clone(),
+            size: to,
+            replica: name,
+        });
         Layer {
             layer: format!("replica on pool {}", spec.pool),
             from: status.and_then(|status| status.capacity),

@@ -48,6 +48,7 @@ async fn make_class(client: &Client, lost: &Lost, classes: &[StorageClass]) -> a
         "consistencyFactor": about.consistency_factor.to_string(),
         "thick": about.thick.to_string(),
         "onlineGrowth": about.online_growth.to_string(),
+        "allowSharedDisk": about.allow_shared_disk.to_string(),
     });
     if let Some(kind) = &about.filesystem {
         parameters[FSTYPE_PARAMETER] = json!(kind);
@@ -55,13 +56,16 @@ async fn make_class(client: &Client, lost: &Lost, classes: &[StorageClass]) -> a
     if let Some(via) = &about.via {
         parameters["via"] = json!(via);
     }
-    let class = json!({
+    let mut class = json!({
         "metadata": { "name": about.class },
         "provisioner": PROVISIONER,
         "parameters": parameters,
         "allowVolumeExpansion": true,
         "reclaimPolicy": "Retain",
     });
+    if !about.mount_options.is_empty() {
+        class["mountOptions"] = json!(about.mount_options);
+    }
     ensure(
         &Api::<StorageClass>::all(client.clone()),
         class,
@@ -99,6 +103,7 @@ async fn make_volume(client: &Client, lost: &Lost) -> anyhow::Result<Volume> {
             "thick": about.thick,
             "filesystem": about.filesystem,
             "onlineGrowth": about.online_growth,
+            "allowSharedDisk": about.allow_shared_disk,
         },
     });
     let volumes = Api::<Volume>::all(client.clone());

@@ -55,7 +55,12 @@ pub fn run(kinds: &[FilesystemKind]) {
 
 fn live(service: &mut Service, kind: FilesystemKind) {
     let claim = kind.name();
-    let parameters = [("replicas", "3"), ("via", "iscsi"), ("pools", "a,b,c")];
+    let parameters = [
+        ("replicas", "3"),
+        ("via", "iscsi"),
+        ("pools", "a,b,c"),
+        ("allowSharedDisk", "true"),
+    ];
     service.class_with(kind, &parameters);
     service.claim(claim, kind, FIRST);
     // The mount is asked of a service that dies when the disk is there, and found by the next one.

@@ -1,6 +1,7 @@
 //! A replica's disk: bytes behind a cache that a power loss takes, and meta data that it does not.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use bytes::Bytes;
 use trellis_engine::member::{DiskOp, DiskResult};
@@ -32,8 +33,10 @@ pub struct Disk {
     pub rot: BTreeSet<u64>,
     /// No size above this fits.
     pub space: u64,
-    /// Data cannot be written.
+    /// Data can be written only to blocks that have their place.
     pub full: bool,
+    /// Blocks that have their place: a write of them needs no space.
+    places: BTreeSet<u64>,
     /// Syncs are answered and not done.
     pub lies: bool,
     /// Blocks that a lie has cost.
@@ -72,6 +75,7 @@ impl Disk {
             rot: BTreeSet::new(),
             space: u64::MAX,
             full: false,
+            places: BTreeSet::new(),
             lies: false,
             lost_by_lies: BTreeSet::new(),
             owed: BTreeSet::new(),
@@ -102,22 +106,45 @@ impl Disk {
             applied: false,
             number: self.number_last,
         };
-        if early && matches!(submitted.op, DiskOp::Write { .. } | DiskOp::Zero { .. }) && !self.full
-        {
+        if early && changes(&submitted.op).is_some() && self.fits(&submitted.op) {
             self.write(&submitted.op);
             submitted.applied = true;
         }
         submitted
     }
 
+    fn blocks(&self, (offset, length): (u64, u64)) -> Range<u64> {
+        let size = self.block_bytes();
+        offset / size..(offset + length) / size
+    }
+
+    /// Whether an operation finds its space.
+    fn fits(&self, op: &DiskOp) -> bool {
+        match op {
+            DiskOp::Write { .. } | DiskOp::Allocate { .. } if self.full => changes(op)
+                .is_none_or(|range| self.blocks(range).all(|it| self.places.contains(&it))),
+            _ => true,
+        }
+    }
+
     fn write(&mut self, op: &DiskOp) {
         let size = self.block_bytes();
-        let (offset, length) = match op {
-            DiskOp::Write { offset, data } => (*offset, u64::try_from(data.len()).unwrap_or(0)),
-            DiskOp::Zero { offset, length } => (*offset, *length),
-            _ => return,
+        let Some((offset, length)) = changes(op) else {
+            return;
         };
-        for block in offset / size..(offset + length) / size {
+        for block in self.blocks((offset, length)) {
+            match op {
+                DiskOp::Write { .. } => {
+                    self.places.insert(block);
+                }
+                DiskOp::Clear { .. } if !self.places.contains(&block) => continue,
+                DiskOp::Clear { .. } => {}
+                DiskOp::Zero { .. } => {
+                    self.places.remove(&block);
+                }
+                // It changes no bytes.
+                _ => return,
+            }
             let bytes = match op {
                 DiskOp::Write { data, .. } => {
                     let from = usize::try_from(block * size - offset).unwrap_or(0);
@@ -143,9 +170,9 @@ impl Disk {
         sync_fails: bool,
     ) -> DiskResult {
         match &submitted.op {
-            DiskOp::Write { .. } | DiskOp::Zero { .. } => {
+            DiskOp::Write { .. } | DiskOp::Zero { .. } | DiskOp::Clear { .. } => {
                 if !submitted.applied {
-                    if self.full {
+                    if !self.fits(&submitted.op) {
                         // A part of it may have been written.
                         if rng.chance(500) {
                             self.write(&submitted.op);
@@ -177,6 +204,13 @@ impl Disk {
                 self.meta.update(self.geometry, change);
                 DiskResult::Done
             }
+            DiskOp::Allocate { offset, length } => {
+                if !self.fits(&submitted.op) {
+                    return DiskResult::NoSpace;
+                }
+                self.places.extend(self.blocks((*offset, *length)));
+                DiskResult::Done
+            }
             DiskOp::Reserve { size } if *size > self.space => DiskResult::NoSpace,
             DiskOp::Reserve { .. } => DiskResult::Done,
         }
@@ -190,7 +224,7 @@ impl Disk {
             return DiskResult::Failed;
         }
         let bytes: Vec<u8> = blocks.flat_map(|block| self.block(block)).collect();
-        if bytes.iter().all(|byte| *byte == 0) {
+        if is_zero(&bytes) {
             return DiskResult::Read(Content::Zeros(length));
         }
         DiskResult::Read(Content::Data(Bytes::from(bytes)))
@@ -228,6 +262,9 @@ impl Disk {
             }
             if !later.is_empty() {
                 self.cache.insert(block, later);
+            } else if self.durable.get(&block).is_some_and(|it| !is_zero(it)) {
+                // What gave its place back is there again.
+                self.places.insert(block);
             }
         }
     }
@@ -236,6 +273,8 @@ impl Disk {
     pub fn power_loss(&mut self, under_way: Vec<Submitted>, rng: &mut Rng) {
         self.process_death(under_way, rng);
         self.drop_cache(u64::MAX, rng);
+        let there = self.durable.iter().filter(|(_, bytes)| !is_zero(bytes));
+        self.places = there.map(|(block, _)| *block).collect();
         self.owed.clear();
         self.note = None;
     }
@@ -250,13 +289,26 @@ impl Disk {
                 }
                 // A size may not be raised without the earlier changes; they are done in order.
                 DiskOp::Persist(_) => break,
-                DiskOp::Write { .. } | DiskOp::Zero { .. }
-                    if happens && !submitted.applied && !self.full =>
-                {
+                op if changes(op).is_some() && happens && !submitted.applied && self.fits(op) => {
                     self.write(&submitted.op);
                 }
                 _ => {}
             }
         }
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// The bytes that an operation changes, or wants space for.
+fn changes(op: &DiskOp) -> Option<(u64, u64)> {
+    match op {
+        DiskOp::Write { offset, data } => Some((*offset, u64::try_from(data.len()).unwrap_or(0))),
+        DiskOp::Zero { offset, length }
+        | DiskOp::Clear { offset, length }
+        | DiskOp::Allocate { offset, length } => Some((*offset, *length)),
+        _ => None,
     }
 }

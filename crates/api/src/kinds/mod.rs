@@ -23,7 +23,7 @@ pub use rung::{Raised, RungStatus};
 pub use target::{Members, ReplicaSeen, ReplicaState, Target, TargetSpec, TargetStatus};
 pub use volume::{
     ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime, Via, Volume,
-    VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum,
+    VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum, WhenFull,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.

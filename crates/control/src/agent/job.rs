@@ -252,6 +252,7 @@ fn replicated_job(
                     .patience_seconds
                     .map(u64::from)
                     .map(Duration::from_secs),
+                when_full: volume.spec.when_full,
                 addresses: addresses.collect(),
             },
             first_copies: reservations(volume).len(),
@@ -476,6 +477,7 @@ mod tests {
             filesystem: None,
             online_growth: true,
             when_below_quorum: trellis_api::kinds::WhenBelowQuorum::Wait,
+            when_full: trellis_api::kinds::WhenFull::Wait,
             patience_seconds: None,
             recovery: None,
             growth: None,

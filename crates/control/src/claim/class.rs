@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::StorageClass;
-use trellis_api::kinds::{FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, Via, WhenBelowQuorum};
+use trellis_api::kinds::{
+    FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, Via, WhenBelowQuorum, WhenFull,
+};
 use trellis_api::{Hold, HoldReason};
 
 /// A class in our own terms.
@@ -26,6 +28,8 @@ pub struct Class {
     pub online_growth: bool,
     /// What becomes of requests when too few copies are there.
     pub when_below_quorum: WhenBelowQuorum,
+    /// What becomes of a write for which too many pools have no space.
+    pub when_full: WhenFull,
     /// How long they wait then, in seconds, if it is said.
     pub patience_seconds: Option<u32>,
     /// Whether a claim waits until something uses it.
@@ -56,6 +60,7 @@ impl Class {
             filesystem: FilesystemKind::default(),
             online_growth: true,
             when_below_quorum: WhenBelowQuorum::Wait,
+            when_full: WhenFull::Wait,
             patience_seconds: None,
             waits_for_consumer: class.volume_binding_mode.as_deref()
                 == Some("WaitForFirstConsumer"),
@@ -157,6 +162,14 @@ impl Class {
                 };
                 Ok(())
             }
+            "whenFull" => {
+                self.when_full = match value {
+                    "wait" => WhenFull::Wait,
+                    "fail" => WhenFull::Fail,
+                    _ => return Err("\"wait\" or \"fail\""),
+                };
+                Ok(())
+            }
             "patience" => {
                 let allowed = "a time of at least a second, such as 30s, 5m or 1h";
                 self.patience_seconds = Some(seconds(value).ok_or(allowed)?);
@@ -169,7 +182,7 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, via, pools, thick, onlineGrowth, whenBelowQuorum, patience and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, via, pools, thick, onlineGrowth, whenBelowQuorum, whenFull, patience and csi.storage.k8s.io/fstype",
             ),
         }
     }
@@ -263,6 +276,7 @@ mod tests {
             ("replicas", "6"),
             ("consistencyFactor", "0"),
             ("whenBelowQuorum", "hope"),
+            ("whenFull", "hope"),
             ("patience", "0s"),
             ("patience", "30"),
             ("patience", "5000000h"),

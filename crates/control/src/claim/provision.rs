@@ -191,6 +191,7 @@ fn make_volume(
         filesystem: (!is_block(claim)).then_some(class.filesystem),
         online_growth: class.online_growth,
         when_below_quorum: class.when_below_quorum,
+        when_full: class.when_full,
         patience_seconds: class.patience_seconds,
         recovery: None,
         growth: None,

@@ -26,7 +26,7 @@
 //!
 //! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io`
 //! (what clients ask for), `reads`, `peek` (reads without asking), `settle` (when they are answered), `repair`, `growth`, `snapshot`,
-//! `change` (who the replicas are), `standing` (whose word counts), `clock`, `status`, `limits`.
+//! `space` (writes when pools are full), `change` (who the replicas are), `standing` (whose word counts), `clock`, `status`, `limits`.
 
 mod change;
 mod clock;
@@ -42,6 +42,7 @@ mod repair;
 mod session;
 mod settle;
 mod snapshot;
+mod space;
 mod standing;
 mod status;
 mod stream;
@@ -70,6 +71,7 @@ use reads::PendingRead;
 use region_set::RegionSet;
 use repair::RepairRead;
 use settle::{PendingFlush, PendingWrite};
+use space::Space;
 
 /// Which connection. The driver gives every connection of a process another number.
 pub type SessionId = u64;
@@ -299,6 +301,7 @@ pub struct Coordinator {
 
     ios: BTreeMap<IoId, Io>,
     waiting: VecDeque<Task>,
+    space: Space,
     writes: BTreeMap<u64, PendingWrite>,
     reads: BTreeMap<u64, PendingRead>,
     peeks: BTreeMap<u64, PendingPeek>,
@@ -343,6 +346,7 @@ impl Coordinator {
             marking: Vec::new(),
             ios: BTreeMap::new(),
             waiting: VecDeque::new(),
+            space: Space::default(),
             writes: BTreeMap::new(),
             reads: BTreeMap::new(),
             peeks: BTreeMap::new(),
@@ -400,11 +404,15 @@ impl Coordinator {
             self.growth_step(out);
             self.change_step(out);
             self.repair_schedule(out);
+            self.space_step(out);
             self.start_waiting(out);
         }
         self.pump_all(out);
-        if !self.waiting.is_empty() {
-            // A read waits until everything before it has been sent, which it has been now.
+        if !self.waiting.is_empty() || self.space.applicants() > 0 {
+            // A read, or a question, waits until everything before it has been sent, which it has been now.
+            if self.phase == Phase::Serving {
+                self.space_step(out);
+            }
             self.start_waiting(out);
             self.pump_all(out);
         }

@@ -21,6 +21,7 @@ use tokio::sync::mpsc as done;
 use super::ReplicaSettings;
 use super::buffers::Buffers;
 use super::reader::Reader;
+use super::room;
 use crate::member::{DiskOp, DiskResult};
 use crate::proto::{Content, Geometry, Key, Meta, MetaChange, View};
 use crate::replica::{MetaStore, NoteFile, Provisioning, Replica, punch, zero};
@@ -29,9 +30,6 @@ use crate::{Error, Result};
 
 /// Threads for reads that the cache does not have.
 const READERS: usize = 2;
-
-/// Zeros that are written where they cannot be made otherwise, in pieces of this length.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What a member works on.
 pub trait Disk: Send {
@@ -167,9 +165,28 @@ impl FileDisk {
         };
         match made {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
-                self.answer("write zeros to", write_zeros(data, offset, length))
+                self.answer("write zeros to", room::write_zeros(data, offset, length))
             }
             other => self.answer("zero", other.map_err(io::Error::from)),
+        }
+    }
+
+    /// Zeros what has a place, and leaves holes as they are.
+    fn clear(&self, offset: u64, length: u64) -> DiskResult {
+        let data = self.replica.data();
+        let found = room::allocated(data, offset, length);
+        let cleared = found.and_then(|pieces| {
+            let zero = |(offset, length)| room::write_zeros(data, offset, length);
+            pieces.into_iter().try_for_each(zero)
+        });
+        self.answer("write zeros to", cleared)
+    }
+
+    /// Whether a write of that range would find its space. No space is an answer here, and nothing to warn of.
+    fn allocate(&self, offset: u64, length: u64) -> DiskResult {
+        match room::allocate(self.replica.data(), offset, length) {
+            Err(error) if is_full(&error) => DiskResult::NoSpace,
+            other => self.answer("allocate", other),
         }
     }
 
@@ -197,6 +214,8 @@ impl Disk for FileDisk {
         match op {
             DiskOp::Write { offset, data } => Some(self.write(offset, &data)),
             DiskOp::Zero { offset, length } => Some(self.zero(offset, length)),
+            DiskOp::Clear { offset, length } => Some(self.clear(offset, length)),
+            DiskOp::Allocate { offset, length } => Some(self.allocate(offset, length)),
             DiskOp::Read { offset, length } => {
                 let at_once = self.reader.at_once(self.replica.data(), offset, length);
                 match at_once {
@@ -241,9 +260,7 @@ impl Disk for FileDisk {
         if self.provisioning == Provisioning::Thick {
             return None;
         }
-        let found = rustix::fs::fstatvfs(self.replica.data()).ok()?;
-        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-        Some((bytes(found.f_bavail), bytes(found.f_blocks)))
+        room::space(self.replica.data())
     }
 
     fn written_at(&self) -> Option<u64> {
@@ -337,19 +354,6 @@ fn is_full(error: &io::Error) -> bool {
         Errno::from_io_error(error),
         Some(Errno::NOSPC | Errno::DQUOT)
     )
-}
-
-fn write_zeros(file: &std::fs::File, mut offset: u64, mut length: u64) -> io::Result<()> {
-    while length > 0 {
-        let piece = usize::try_from(length)
-            .unwrap_or(usize::MAX)
-            .min(ZEROS.len());
-        file.write_all_at(&ZEROS[..piece], offset)?;
-        let piece = u64::try_from(piece).unwrap_or(length);
-        offset += piece;
-        length -= piece;
-    }
-    Ok(())
 }
 
 fn was_read(replica: &Replica, result: io::Result<Content>) -> DiskResult {

@@ -36,8 +36,9 @@
 mod flush;
 mod lane;
 mod repair;
+mod space;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -171,6 +172,20 @@ pub enum DiskOp {
         /// The size.
         size: u64,
     },
+    /// Have space for a range, so that a write of it needs none. What is read there stays the same.
+    Allocate {
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
+    /// Zero a range, without taking space and without giving any back.
+    Clear {
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
 }
 
 /// Faults that can be switched on, so that tests show that they would be found.
@@ -268,6 +283,8 @@ pub struct Member {
     reads: BTreeMap<u64, ReadAtDisk>,
     flush: FlushLane,
     repairs: BTreeMap<Region, Overlay>,
+    /// Regions for which there was no space in this session, until their repair begins.
+    behind: BTreeSet<Region>,
     token_last: u64,
     #[cfg(feature = "flaws")]
     flaws: Flaws,
@@ -300,6 +317,7 @@ impl Member {
             reads: BTreeMap::new(),
             flush: FlushLane::default(),
             repairs: BTreeMap::new(),
+            behind: BTreeSet::new(),
             token_last: 0,
             #[cfg(feature = "flaws")]
             flaws: Flaws::default(),
@@ -397,6 +415,7 @@ impl Member {
     fn unbind(&mut self) {
         self.bound = None;
         self.repairs.clear();
+        self.behind.clear();
     }
 
     /// Closes the session that the replica obeys. The coordinator will come again.

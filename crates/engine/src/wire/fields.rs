@@ -113,6 +113,16 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             to.u32(region.0);
         }
         Request::Survey => to.u8(11),
+        Request::Allocate {
+            tag,
+            offset,
+            length,
+        } => {
+            to.u8(12);
+            to.u64(*tag);
+            to.u64(*offset);
+            to.u64(*length);
+        }
     }
     Bytes::new()
 }
@@ -159,6 +169,11 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
             region: from.region()?,
         },
         11 => Request::Survey,
+        12 => Request::Allocate {
+            tag: from.u64()?,
+            offset: from.u64()?,
+            length: from.u64()?,
+        },
         _ => return None,
     })
 }
@@ -236,6 +251,10 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u64(welcome.size_version);
             put_view(to, &welcome.view);
             to.list(&welcome.snapshots, put_snapshot);
+            // Said only where it is so: older coordinators do not know it.
+            if welcome.has_stale {
+                to.flag(true);
+            }
         }
         Answer::Refused { promise } => {
             to.u8(65);
@@ -287,6 +306,15 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u8(76);
             put_surveyed(to, surveyed);
         }
+        Answer::Behind { region } => {
+            to.u8(77);
+            to.u32(region.0);
+        }
+        Answer::Allocated { tag, granted } => {
+            to.u8(78);
+            to.u64(*tag);
+            to.flag(*granted);
+        }
     }
     Bytes::new()
 }
@@ -300,6 +328,7 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
             size_version: from.u64()?,
             view: view(from)?,
             snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
+            has_stale: !from.0.is_empty() && from.flag()?,
         }),
         65 => Answer::Refused {
             promise: promise(from)?,
@@ -333,6 +362,13 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
             is_low: from.flag()?,
         },
         76 => Answer::Surveyed(Box::new(surveyed(from)?)),
+        77 => Answer::Behind {
+            region: from.region()?,
+        },
+        78 => Answer::Allocated {
+            tag: from.u64()?,
+            granted: from.flag()?,
+        },
         _ => return None,
     })
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaSeen, ReplicaState, Volume};
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::claim::copies::staying;
+use trellis_control::claim::space::full_pools;
 use trellis_control::view::View;
 
 use super::changes;
@@ -197,7 +198,8 @@ impl Shown {
             hold: volume
                 .status
                 .as_ref()
-                .and_then(|status| status.hold.clone()),
+                .and_then(|status| status.hold.clone())
+                .or_else(|| full_pools(view, volume)),
             iqn: status.iqn,
             portal: status.portal,
         })
@@ -283,6 +285,7 @@ impl Copy {
         let id = replica.identity();
         let seen = all.iter().find(|each| each.id == id);
         let status = replica.status.clone().unwrap_or_default();
+        let is_full = seen.is_some_and(|seen| seen.full);
         let leaves = replica.metadata.deletion_timestamp.is_some();
         let state = match (seen.map(|seen| seen.state), status.phase) {
             _ if leaves => "Leaving",
@@ -306,7 +309,8 @@ impl Copy {
             reason: status
                 .hold
                 .map(|hold| hold.reason.code().to_owned())
-                .or_else(|| leaves.then(|| waits_for(view, volume, all))),
+                .or_else(|| leaves.then(|| waits_for(view, volume, all)))
+                .or_else(|| is_full.then(|| HoldReason::PoolFull.code().to_owned())),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! that it does not take.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use bytes::Bytes;
 use trellis_engine::member::{DiskOp, DiskResult};
@@ -64,8 +65,10 @@ pub struct Disk {
     pub rot: BTreeSet<u64>,
     /// No size above this fits.
     pub space: u64,
-    /// Data cannot be written.
+    /// Data can be written only to blocks that have their place.
     pub full: bool,
+    /// Blocks that have their place: a write of them needs no space.
+    places: BTreeSet<u64>,
     /// Syncs are answered and not done.
     pub lies: bool,
     /// Blocks that a lie has cost.
@@ -136,6 +139,7 @@ impl Disk {
             rot: BTreeSet::new(),
             space: u64::MAX,
             full: false,
+            places: BTreeSet::new(),
             lies: false,
             lost_by_lies: BTreeSet::new(),
             owed: BTreeSet::new(),
@@ -176,20 +180,31 @@ impl Disk {
         if let DiskOp::Persist(change) = &submitted.op {
             self.newest = newest_after(self.newest, change);
         }
-        if early && matches!(submitted.op, DiskOp::Write { .. } | DiskOp::Zero { .. }) && !self.full
-        {
+        if early && changes(&submitted.op).is_some() && self.fits(&submitted.op) {
             self.write(&submitted.op, false);
             submitted.applied = true;
         }
         submitted
     }
 
+    fn blocks(&self, (offset, length): (u64, u64)) -> Range<u64> {
+        let size = self.block_bytes();
+        offset / size..(offset + length) / size
+    }
+
+    /// Whether an operation finds its space.
+    fn fits(&self, op: &DiskOp) -> bool {
+        match op {
+            DiskOp::Write { .. } | DiskOp::Allocate { .. } if self.full => changes(op)
+                .is_none_or(|range| self.blocks(range).all(|it| self.places.contains(&it))),
+            _ => true,
+        }
+    }
+
     fn write(&mut self, op: &DiskOp, sums_only: bool) {
         let size = self.block_bytes();
-        let (offset, length) = match op {
-            DiskOp::Write { offset, data } => (*offset, u64::try_from(data.len()).unwrap_or(0)),
-            DiskOp::Zero { offset, length } => (*offset, *length),
-            _ => return,
+        let Some((offset, length)) = changes(op) else {
+            return;
         };
         let bytes_of = |block: u64| match op {
             DiskOp::Write { data, .. } => {
@@ -198,12 +213,18 @@ impl Disk {
             }
             _ => vec![0; usize::try_from(size).unwrap_or(0)],
         };
-        let blocks = offset / size..(offset + length) / size;
+        // What is only allocated changes no bytes, and what is only cleared none where there is a hole.
+        let blocks = self.blocks((offset, length)).filter(|block| match op {
+            DiskOp::Allocate { .. } => false,
+            DiskOp::Clear { .. } => self.places.contains(block),
+            _ => true,
+        });
+        let blocks: Vec<u64> = blocks.collect();
         // First the sums, then the bytes.
         if !may_write(self.settled, self.newest) {
             self.settled = self.newest;
         }
-        for block in blocks.clone() {
+        for block in blocks.iter().copied() {
             let sum = self.summer().sum(&bytes_of(block));
             self.put_slot(block, self.slot(block).overwritten(sum));
         }
@@ -212,6 +233,11 @@ impl Disk {
         }
         for block in blocks {
             let bytes = bytes_of(block);
+            match op {
+                DiskOp::Write { .. } => drop(self.places.insert(block)),
+                DiskOp::Zero { .. } => drop(self.places.remove(&block)),
+                _ => {}
+            }
             self.number_last += 1;
             let number = self.number_last;
             self.rot.remove(&block);
@@ -314,7 +340,10 @@ impl Disk {
         let Some(bytes) = self.durable.get_mut(&block) else {
             return false;
         };
-        if !is_settled || self.cache.contains_key(&block) || self.flipped.contains_key(&block) {
+        // A hole has no bits.
+        let is_hole = !self.places.contains(&block);
+        let is_busy = self.cache.contains_key(&block) || self.flipped.contains_key(&block);
+        if !is_settled || is_hole || is_busy {
             return false;
         }
         self.flipped.insert(block, bytes.clone());
@@ -344,9 +373,9 @@ impl Disk {
         sync_fails: bool,
     ) -> DiskResult {
         match &submitted.op {
-            DiskOp::Write { .. } | DiskOp::Zero { .. } => {
+            DiskOp::Write { .. } | DiskOp::Zero { .. } | DiskOp::Clear { .. } => {
                 if !submitted.applied {
-                    if self.full {
+                    if !self.fits(&submitted.op) {
                         // A part of it may have been written.
                         if rng.chance(500) {
                             self.write(&submitted.op, false);
@@ -396,6 +425,13 @@ impl Disk {
                 self.kept.cached = self.sequence;
                 DiskResult::Done
             }
+            DiskOp::Allocate { offset, length } => {
+                if !self.fits(&submitted.op) {
+                    return DiskResult::NoSpace;
+                }
+                self.places.extend(self.blocks((*offset, *length)));
+                DiskResult::Done
+            }
             DiskOp::Reserve { size } if *size > self.space => DiskResult::NoSpace,
             DiskOp::Reserve { .. } => DiskResult::Done,
         }
@@ -422,7 +458,7 @@ impl Disk {
             let content = Content::Data(Bytes::from(bytes));
             return DiskResult::Rotten { content, bad };
         }
-        if bytes.iter().all(|byte| *byte == 0) {
+        if is_zero(&bytes) {
             return DiskResult::Read(Content::Zeros(length));
         }
         DiskResult::Read(Content::Data(Bytes::from(bytes)))
@@ -481,6 +517,9 @@ impl Disk {
             }
             if !later.is_empty() {
                 self.cache.insert(block, later);
+            } else if self.durable.get(&block).is_some_and(|it| !is_zero(it)) {
+                // What gave its place back is there again.
+                self.places.insert(block);
             }
         }
     }
@@ -495,6 +534,8 @@ impl Disk {
             self.durable.insert(block, bytes.clone());
             self.torn.push((block, bytes));
         }
+        let there = self.durable.iter().filter(|(_, bytes)| !is_zero(bytes));
+        self.places = there.map(|(block, _)| *block).collect();
         self.owed.clear();
         self.note = None;
         let unsynced = self.kept.cached.saturating_sub(self.kept.durable);
@@ -566,14 +607,27 @@ impl Disk {
                 }
                 // A size may not be raised without the earlier changes; they are done in order.
                 DiskOp::Persist(_) => break,
-                DiskOp::Write { .. } | DiskOp::Zero { .. }
-                    if happens && !submitted.applied && !self.full =>
-                {
+                op if changes(op).is_some() && happens && !submitted.applied && self.fits(op) => {
                     let sums_only = rng.chance(300);
                     self.write(&submitted.op, sums_only);
                 }
                 _ => {}
             }
         }
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// The bytes that an operation changes, or wants space for.
+fn changes(op: &DiskOp) -> Option<(u64, u64)> {
+    match op {
+        DiskOp::Write { offset, data } => Some((*offset, u64::try_from(data.len()).unwrap_or(0))),
+        DiskOp::Zero { offset, length }
+        | DiskOp::Clear { offset, length }
+        | DiskOp::Allocate { offset, length } => Some((*offset, *length)),
+        _ => None,
     }
 }

@@ -216,8 +216,12 @@ impl Oracle {
             let ambiguous = *value == 0 && allowed.contains(value);
             let part = self.writes.values().find(|write| {
                 let has = write.blocks.contains(&block) && write.value == *value;
-                write.partial && has && !ambiguous
+                write.partial && has
             });
+            if part.is_some() && ambiguous {
+                // Nor do they say that the block has the zeros of before: nothing is known that was not.
+                continue;
+            }
             let part = part.map(|write| write.excused);
             if part.is_some() {
                 // What was shown is kept by the flushes that are asked for from now on, not by those that

@@ -142,6 +142,9 @@ reasons! {
     TooFewReplicas:
         "Fewer copies answer than must have a write before it is acknowledged, so growth waits, and I/O waits or fails as the class says (`whenBelowQuorum`).",
         "Bring the pools or nodes of the missing copies back (`trellis volume show CLAIM`); everything goes on by itself then. If they are lost for good, see `trellis volume recover CLAIM`.";
+    PoolFull:
+        "The filesystem of a pool is full, so a copy cannot take what was not written before; what has its space is read and overwritten as always.",
+        "Free space on the pools that the message names, or move copies to others with `trellis volume replace`; everything goes on by itself then. Trimming the volume (`fstrim`) frees space too.";
     TargetDown:
         "The process that serves the volume does not run or does not answer.",
         "Nothing at first: it is started again by itself. If that repeats, read its log, which the message names.";

@@ -23,7 +23,7 @@ use load::Model;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use trellis_engine::coordinator::{GrowthHeld, ReplicaState};
-use trellis_engine::drive::{Address, Volume, VolumeError};
+use trellis_engine::drive::{Address, Volume, VolumeError, VolumeSettings, WhenFull};
 use trellis_engine::replica::{Identity, Provisioning};
 use uuid::Uuid;
 
@@ -314,7 +314,10 @@ async fn a_full_pool_is_told_at_once_and_only_to_who_writes() {
     let small = Tmpfs::mount("24m");
     let mut cluster = Cluster::start(0, 0);
     cluster.add(&small.path(), 64 * MIB, Provisioning::Thin);
-    let volume = Volume::start(cluster.settings());
+    let volume = Volume::start(VolumeSettings {
+        when_full: WhenFull::Fail,
+        ..cluster.settings()
+    });
     volume.ready().await.unwrap();
     let filler = small.path().join("filler");
     std::fs::write(&filler, vec![1; 16 << 20]).unwrap();

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use puppet::{PROMISE, Stage, is_flush, replica};
 use trellis_engine::coordinator::{Effect, Event, IoError, IoOp};
 use trellis_engine::proto::{
-    Answer, Content, Epoch, Promise, ReadFault, RegionState, ReplicaId, Request,
+    Answer, Content, EntryOp, Epoch, Promise, ReadFault, Region, RegionState, ReplicaId, Request,
 };
 
 const MIB: u64 = 1 << 20;
@@ -320,27 +320,58 @@ fn a_replica_that_is_behind_and_answers_is_waited_for_rather_than_given_up() {
     assert!(!stage.others.iter().any(gone), "it was given up");
 }
 
-#[test]
-fn a_write_that_too_many_pools_have_no_space_for_is_told_so_at_once() {
-    // Fails if writes wait for space, or reads and what gives space back are refused for want of it.
+/// The tag of the only question for space that a replica was asked, if it was.
+fn question(stage: &mut Stage, number: u128) -> Option<u64> {
+    match stage.take(number).as_slice() {
+        [Request::Allocate { tag, .. }] => Some(*tag),
+        [] => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Three replicas, of which the first two have little space.
+fn two_of_three_are_low() -> Stage {
     let mut stage = Stage::serving(3, 4 * MIB);
     for number in 0..2 {
         let is_low = true;
         stage.answer(number, Answer::Space { is_low });
-        stage.write(u64::try_from(number).unwrap(), 0);
     }
-    // One that has no space leaves enough that have.
-    assert!(!stage.replies.contains_key(&0));
-    assert_eq!(stage.replies[&1], Err(IoError::NoSpace));
+    stage
+}
+
+/// Has the two that are low say whether they have space for what they are asked.
+fn say(stage: &mut Stage, granted: [bool; 2]) {
+    for (number, granted) in (0..2).zip(granted) {
+        let tag = question(stage, number).expect("it was not asked");
+        stage.answer(number, Answer::Allocated { tag, granted });
+    }
+}
+
+fn apply(stage: &mut Stage) {
     for number in 0..3 {
         stage.apply_all(number);
     }
+}
+
+#[test]
+fn a_write_that_too_many_pools_have_no_space_for_is_told_so_at_once() {
+    // Fails if it waits or gets a number, or if reads and what gives space back are refused for want of it.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    let is_low = true;
+    stage.answer(0, Answer::Space { is_low });
+    stage.write(0, 0);
+    // One that has no space leaves enough that have.
+    apply(&mut stage);
     assert!(stage.replies[&0].is_ok());
+    stage.answer(1, Answer::Space { is_low });
+    stage.write(1, 0);
+    assert!(!stage.replies.contains_key(&1));
+    say(&mut stage, [false, false]);
+    assert_eq!(stage.replies[&1], Err(IoError::NoSpace));
+    assert!((0..3).all(|number| stage.take(number).is_empty()));
     let (offset, length) = (0, 4096);
     stage.io(2, IoOp::Zero { offset, length });
-    for number in 0..3 {
-        stage.apply_all(number);
-    }
+    apply(&mut stage);
     assert!(stage.replies[&2].is_ok());
     stage.io(3, READ);
     let asked = (0..3).filter(|number| tag_of(&stage.take(*number)).is_some());
@@ -349,6 +380,72 @@ fn a_write_that_too_many_pools_have_no_space_for_is_told_so_at_once() {
     stage.answer(1, Answer::Space { is_low });
     stage.write(4, 0);
     assert!(!stage.replies.contains_key(&4));
+    apply(&mut stage);
+    assert!(stage.replies[&4].is_ok());
+}
+
+#[test]
+fn a_write_for_which_enough_have_space_goes_on_and_is_asked_for_once() {
+    // Fails if a full pool stops what it has space for, or is asked for it again and again.
+    let mut stage = two_of_three_are_low();
+    stage.write(1, 0);
+    say(&mut stage, [false, true]);
+    apply(&mut stage);
+    assert!(stage.replies[&1].is_ok());
+    stage.write(2, 0);
+    apply(&mut stage);
+    assert!(stage.replies[&2].is_ok(), "it was asked again");
+    // What was given back has to be asked for.
+    let (offset, length) = (0, 4096);
+    stage.io(3, IoOp::Zero { offset, length });
+    apply(&mut stage);
+    stage.write(4, 0);
+    say(&mut stage, [false, false]);
+    assert_eq!(stage.replies[&4], Err(IoError::NoSpace));
+}
+
+#[test]
+fn a_yes_from_before_the_space_was_given_back_does_not_count() {
+    // Fails if zeros overtake a question, and a write gets its number without its space.
+    let mut stage = two_of_three_are_low();
+    stage.write(1, 0);
+    let tags = [0, 1].map(|number| question(&mut stage, number).unwrap());
+    let (offset, length) = (0, 4096);
+    stage.io(2, IoOp::Zero { offset, length });
+    for (number, tag) in (0..2).zip(tags) {
+        let granted = true;
+        stage.answer(number, Answer::Allocated { tag, granted });
+    }
+    assert!(!stage.replies.contains_key(&1));
+    let again = |request: &Request| matches!(request, Request::Allocate { .. });
+    assert!(stage.take(0).iter().any(again), "it was not asked again");
+}
+
+#[test]
+fn a_replica_that_has_no_space_for_a_region_does_not_count_for_it_and_counts_for_others() {
+    // Fails if its answer acknowledges what it has passed over, or if it is given up as a whole.
+    let mut stage = Stage::serving(3, 4 * MIB);
+    stage.write(1, 0);
+    let region = Region(0);
+    stage.answer(0, Answer::Behind { region });
+    stage.apply_all(0);
+    stage.apply_all(1);
+    assert!(
+        !stage.replies.contains_key(&1),
+        "one has it, and it takes two"
+    );
+    stage.apply_all(2);
+    assert!(stage.replies[&1].is_ok());
+    // Entries of that region are passed over from now on, those of others are not.
+    stage.write(2, 1);
+    stage.write(3, 256);
+    let ops: Vec<EntryOp> = stage.entries(0).into_iter().map(|it| it.op).collect();
+    assert!(matches!(
+        ops.as_slice(),
+        [EntryOp::Skip { .. }, EntryOp::Write { .. }]
+    ));
+    let gone = |effect: &Effect| matches!(effect, Effect::Close { .. });
+    assert!(!stage.others.iter().any(gone), "it was given up");
 }
 
 #[test]

@@ -129,6 +129,11 @@ fn requests() -> impl Strategy<Value = Request> {
     prop_oneof![
         Just(Request::Hello),
         Just(Request::Survey),
+        any::<(u64, u64, u64)>().prop_map(|(tag, offset, length)| Request::Allocate {
+            tag,
+            offset,
+            length,
+        }),
         Just(Request::Resume),
         regions().prop_map(|from| Request::Regions { from }),
         lists().prop_map(|regions| Request::Stale { regions }),
@@ -214,7 +219,7 @@ fn surveys() -> impl Strategy<Value = Surveyed> {
 fn answers() -> impl Strategy<Value = Answer> {
     let welcomes = (
         keys(),
-        any::<(bool, u64, u64)>(),
+        any::<(bool, u64, u64, bool)>(),
         views(),
         prop::collection::vec(snapshots(), 0..8),
     );
@@ -224,16 +229,19 @@ fn answers() -> impl Strategy<Value = Answer> {
         Just(Err(ReadFault::Stale)),
     ];
     prop_oneof![
-        welcomes.prop_map(|(key, (exact, size, size_version), view, snapshots)| {
-            Answer::Welcome(Welcome {
-                key,
-                exact,
-                size,
-                size_version,
-                view,
-                snapshots,
-            })
-        }),
+        welcomes.prop_map(
+            |(key, (exact, size, size_version, has_stale), view, snapshots)| {
+                Answer::Welcome(Welcome {
+                    key,
+                    exact,
+                    size,
+                    size_version,
+                    view,
+                    snapshots,
+                    has_stale,
+                })
+            }
+        ),
         any::<(u64, u64)>().prop_map(|(generation, owner)| Answer::Refused {
             promise: Promise { generation, owner }
         }),
@@ -248,6 +256,8 @@ fn answers() -> impl Strategy<Value = Answer> {
         any::<(u64, bool)>().prop_map(|(size, granted)| Answer::Reserved { size, granted }),
         (any::<u64>(), results).prop_map(|(tag, result)| Answer::Read { tag, result }),
         regions().prop_map(|region| Answer::RepairDone { region }),
+        regions().prop_map(|region| Answer::Behind { region }),
+        any::<(u64, bool)>().prop_map(|(tag, granted)| Answer::Allocated { tag, granted }),
         surveys().prop_map(|it| Answer::Surveyed(Box::new(it))),
         (any::<u64>(), contents(), blocks()).prop_map(|(tag, content, bad)| Answer::Salvaged {
             tag,

@@ -314,7 +314,11 @@ pub fn held(view: &View) -> Option<Held> {
             .filter_map(|each| each.status.as_ref()?.hold.clone());
         holds.next().map(|hold| Held::new(None, hold))
     };
-    let copies = || condition(claim, status::COPIES).map(|hold| Held::new(None, hold));
+    let copies = || {
+        let kinds = [status::POOL_FULL, status::COPIES];
+        let found = kinds.into_iter().find_map(|kind| condition(claim, kind));
+        found.map(|hold| Held::new(None, hold))
+    };
     let inside = || {
         let hold = view.foreign_content()?;
         Some(Held::new(Some(Rung::Filesystem), hold))

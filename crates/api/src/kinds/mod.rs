@@ -24,6 +24,7 @@ pub use target::{Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSp
 pub use volume::{
     ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime,
     SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum,
+    WhenFull,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.

@@ -136,6 +136,9 @@ pub struct ReplicaSeen {
     /// Bytes that were to be repaired when it came back.
     #[serde(default)]
     pub repair_total: Bytes,
+    /// Its pool has no space left for what was not written before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub full: bool,
 }
 
 /// How a copy is.

@@ -76,6 +76,9 @@ pub struct VolumeSpec {
     /// What becomes of requests when too few copies are there. Decided when the volume is made.
     #[serde(default)]
     pub when_below_quorum: WhenBelowQuorum,
+    /// What becomes of a write for which too many pools have no space. Decided when the volume is made.
+    #[serde(default)]
+    pub when_full: WhenFull,
     /// How long a request waits for a quorum, in seconds, before it fails; with `wait`, before it is asked anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience_seconds: Option<u32>,
@@ -98,6 +101,18 @@ pub enum WhenBelowQuorum {
     #[default]
     Wait,
     /// They fail after a time.
+    Fail,
+}
+
+/// What becomes of a write that needs space which too many pools do not have. What has its space already is written
+/// in either case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenFull {
+    /// It waits until there is space, however long that takes.
+    #[default]
+    Wait,
+    /// It fails at once, with `ENOSPC`.
     Fail,
 }
 

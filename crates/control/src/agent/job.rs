@@ -260,6 +260,7 @@ fn replicated_job(
                     .patience_seconds
                     .map(u64::from)
                     .map(Duration::from_secs),
+                when_full: volume.spec.when_full,
                 addresses: addresses.collect(),
                 scrub: ScrubWish {
                     requested: volume.spec.scrub_requested.clone(),
@@ -515,6 +516,7 @@ mod tests {
             filesystem: None,
             online_growth: true,
             when_below_quorum: trellis_api::kinds::WhenBelowQuorum::Wait,
+            when_full: trellis_api::kinds::WhenFull::Wait,
             patience_seconds: None,
             allow_shared_disk: false,
             recovery: None,

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use trellis_api::about::About;
 use trellis_api::kinds::{
     Content, FilesystemKind, Members, Recovery, ReplicaSeen, ScrubSeen, UnknownCopy, Usage, Via,
+    WhenFull,
 };
 use trellis_api::{Bytes, Hold, Rung};
 
@@ -145,6 +146,8 @@ pub struct TargetPlace {
     pub fails_after: Option<Duration>,
     /// After which time a request without a quorum is asked anew, if that is said.
     pub asks_every: Option<Duration>,
+    /// What becomes of a write for which too many pools have no space.
+    pub when_full: WhenFull,
     /// Where the copies can be reached, by identity; also those that do not count yet or not any more.
     pub addresses: BTreeMap<String, String>,
     /// When they are compared with the sums of their blocks.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::storage::v1::StorageClass;
 use trellis_api::kinds::{
     FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, SCRUB_INTERVAL_SECONDS, Via, WhenBelowQuorum,
+    WhenFull,
 };
 use trellis_api::{Hold, HoldReason, MountOptions};
 
@@ -28,6 +29,8 @@ pub struct Class {
     pub online_growth: bool,
     /// What becomes of requests when too few copies are there.
     pub when_below_quorum: WhenBelowQuorum,
+    /// What becomes of a write for which too many pools have no space.
+    pub when_full: WhenFull,
     /// How long they wait then, in seconds, if it is said.
     pub patience_seconds: Option<u32>,
     /// Whether copies keep sums of their blocks.
@@ -66,6 +69,7 @@ impl Class {
             filesystem: FilesystemKind::default(),
             online_growth: true,
             when_below_quorum: WhenBelowQuorum::Wait,
+            when_full: WhenFull::Wait,
             patience_seconds: None,
             checksums: true,
             scrub_interval_seconds: SCRUB_INTERVAL_SECONDS,
@@ -166,6 +170,14 @@ impl Class {
                 };
                 Ok(())
             }
+            "whenFull" => {
+                self.when_full = match value {
+                    "wait" => WhenFull::Wait,
+                    "fail" => WhenFull::Fail,
+                    _ => return Err("\"wait\" or \"fail\""),
+                };
+                Ok(())
+            }
             "patience" => {
                 let allowed = "a time of at least a second, such as 30s, 5m or 1h";
                 self.patience_seconds = Some(seconds(value).ok_or(allowed)?);
@@ -191,7 +203,7 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, via, pools, thick, checksums, scrubInterval, onlineGrowth, whenBelowQuorum, patience, allowSharedDisk and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, via, pools, thick, checksums, scrubInterval, onlineGrowth, whenBelowQuorum, whenFull, patience, allowSharedDisk and csi.storage.k8s.io/fstype",
             ),
         }
     }
@@ -320,6 +332,7 @@ mod tests {
             ("replicas", "6"),
             ("consistencyFactor", "0"),
             ("whenBelowQuorum", "hope"),
+            ("whenFull", "hope"),
             ("patience", "0s"),
             ("patience", "30"),
             ("patience", "5000000h"),

@@ -8,6 +8,7 @@ pub mod plan;
 pub mod provision;
 pub mod recovery;
 pub mod rooms;
+pub mod space;
 pub mod status;
 
 pub(crate) mod by_hand;

@@ -9,10 +9,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
+use trellis_api::kinds::Volume;
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold};
 
-use super::{copies, grow, provision, reclaim, recovery, status};
+use super::{copies, grow, provision, reclaim, recovery, space, status};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
@@ -176,11 +177,11 @@ pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
                 Ok(Some(plan)) => plan,
                 Ok(None) => {
                     let plan = grow::advance(view, claim, volume, rooms, None, now);
-                    tell_of_copies(claim, None, plan, now)
+                    tell_of_copies(view, claim, volume, None, plan, now)
                 }
                 Err(hold) => {
                     let plan = grow::advance(view, claim, volume, rooms, Some(hold.clone()), now);
-                    tell_of_copies(claim, Some(&hold), plan, now)
+                    tell_of_copies(view, claim, volume, Some(&hold), plan, now)
                 }
             },
         },
@@ -188,9 +189,12 @@ pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
     }
 }
 
-/// Has the claim say what keeps its copies. What else is written to it comes first: that outdates what was seen.
+/// Has the claim say what keeps its copies, and whose pools are full. What else is written to it comes first: that
+/// outdates what was seen.
 fn tell_of_copies(
+    view: &View,
     claim: &PersistentVolumeClaim,
+    volume: &Volume,
     hold: Option<&Hold>,
     mut plan: Plan,
     now: &MicroTime,
@@ -200,11 +204,17 @@ fn tell_of_copies(
     if plan.writes.iter().any(is_of_claim) {
         return plan;
     }
-    if let Some(body) = status::copies_held(claim, hold, now) {
+    let full = space::full_pools(view, volume);
+    let said = [(status::COPIES, hold), (status::POOL_FULL, full.as_ref())];
+    if let Some(body) = status::of_copies(claim, &said, now) {
         plan.writes
             .push(Write::PatchStatus(place, status::pinned(claim, body)));
-        let note = hold.map(|hold| Note::held(claim, "CopiesHeld", hold));
-        plan.notes.extend(note);
+        let new = said
+            .into_iter()
+            .filter_map(|(kind, hold)| Some((kind, hold?)))
+            .filter(|(kind, hold)| !status::says(claim, kind, hold));
+        plan.notes
+            .extend(new.map(|(kind, hold)| Note::held(claim, kind, hold)));
     }
     plan
 }

@@ -208,6 +208,7 @@ fn make_volume(
         scrub_requested: None,
         online_growth: class.online_growth,
         when_below_quorum: class.when_below_quorum,
+        when_full: class.when_full,
         patience_seconds: class.patience_seconds,
         allow_shared_disk: class.allow_shared_disk,
         recovery: None,

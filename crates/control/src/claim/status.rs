@@ -22,6 +22,8 @@ pub const HELD: &str = "Held";
 /// The condition of a bound claim that does not have the copies that are asked for, and why. It has nothing to do with
 /// sizes, so what is said of these leaves it alone.
 pub const COPIES: &str = "CopiesHeld";
+/// The condition of a bound claim of whose copies some have a full pool.
+pub const POOL_FULL: &str = "PoolFull";
 
 /// The size that a claim asks for.
 pub fn requested(claim: &PersistentVolumeClaim) -> Option<Bytes> {
@@ -97,26 +99,40 @@ pub fn held(claim: &PersistentVolumeClaim, hold: &Hold, now: &MicroTime) -> Valu
     json!({ "status": { "conditions": conditions } })
 }
 
-/// Why the claim does not have the copies that are asked for; nothing if that is said already.
-pub fn copies_held(
+/// What is the matter with the copies of a claim, a condition each, and which of these are to go; nothing if all of
+/// that is said already.
+pub fn of_copies(
     claim: &PersistentVolumeClaim,
-    hold: Option<&Hold>,
+    said: &[(&str, Option<&Hold>)],
     now: &MicroTime,
 ) -> Option<Value> {
     let status = claim.status.as_ref();
     let mut conditions = status
         .and_then(|status| status.conditions.clone())
         .unwrap_or_default();
-    let says = hold.map(|hold| condition(claim, COPIES, hold.reason.code(), &hold.message, now));
-    let place = conditions.iter().position(|each| each.type_ == COPIES);
-    // In its place: the agent writes the others, and each would move what the other wrote for ever.
-    match (place, says) {
-        (Some(place), Some(says)) => conditions[place] = says,
-        (Some(place), None) => drop(conditions.remove(place)),
-        (None, says) => conditions.extend(says),
+    for (kind, hold) in said {
+        let says = hold.map(|it| condition(claim, kind, it.reason.code(), &it.message, now));
+        let place = conditions.iter().position(|each| each.type_ == *kind);
+        // In its place: the agent writes the others, and each would move what the other wrote for ever.
+        match (place, says) {
+            (Some(place), Some(says)) => conditions[place] = says,
+            (Some(place), None) => drop(conditions.remove(place)),
+            (None, says) => conditions.extend(says),
+        }
     }
     let body = json!({ "status": { "conditions": or_none(conditions) } });
     changes(claim, &body).then_some(body)
+}
+
+/// Whether a condition says exactly this already.
+pub fn says(claim: &PersistentVolumeClaim, kind: &str, hold: &Hold) -> bool {
+    let conditions = claim.status.as_ref().and_then(|it| it.conditions.as_ref());
+    let is_same = |each: &PersistentVolumeClaimCondition| {
+        each.type_ == kind
+            && each.reason.as_deref() == Some(hold.reason.code())
+            && each.message.as_deref() == Some(&hold.message)
+    };
+    conditions.is_some_and(|all| all.iter().any(is_same))
 }
 
 /// A growth to `to` has begun.

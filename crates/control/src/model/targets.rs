@@ -163,6 +163,7 @@ impl State {
             behind: Bytes::ZERO,
             repair_left: Bytes::ZERO,
             repair_total: Bytes::ZERO,
+            full: false,
         };
         let hold = || {
             let message = "Too few copies can be reached.".to_owned();

@@ -131,7 +131,8 @@ fn length_of(data: &Bytes) -> u64 {
 impl Coordinator {
     /// Whether a request would be taken now, rather than be told to come again.
     pub fn accepts(&self) -> bool {
-        self.phase == Phase::Serving && self.waiting.len() < self.settings.limits.waiting_max
+        let waiting = self.waiting.len() + self.space.applicants();
+        self.phase == Phase::Serving && waiting < self.settings.limits.waiting_max
     }
 
     pub(super) fn io(&mut self, id: IoId, op: IoOp, out: &mut Vec<Effect>) {
@@ -139,8 +140,6 @@ impl Coordinator {
             Some(IoError::OutOfRange)
         } else if !self.accepts() {
             Some(IoError::Busy)
-        } else if self.lacks_space_for(&op) {
-            Some(IoError::NoSpace)
         } else {
             None
         };
@@ -148,6 +147,14 @@ impl Coordinator {
             let result = Err(error);
             return out.push(Effect::Reply { id, result });
         }
+        if self.asks_for_space(&op) {
+            return self.apply_for_space(id, op);
+        }
+        self.begin_io(id, op);
+    }
+
+    /// Lets a request wait for its turn, in parts.
+    pub(super) fn begin_io(&mut self, id: IoId, op: IoOp) {
         let fua = matches!(op, IoOp::Write { fua: true, .. });
         let tasks = self.cut(id, op);
         let reads = tasks
@@ -223,7 +230,7 @@ impl Coordinator {
     }
 
     /// The ranges, inside one region each and of at most `max` bytes, that a range consists of.
-    fn pieces(
+    pub(super) fn pieces(
         &self,
         offset: u64,
         length: u64,
@@ -243,6 +250,7 @@ impl Coordinator {
 
     pub(super) fn cancel(&mut self, id: IoId) {
         self.ios.remove(&id);
+        self.space.cancel(id);
         self.waiting.retain(|task| match task {
             Task::Write { io, .. } | Task::Read { io, .. } | Task::Flush { io } => *io != id,
         });
@@ -285,26 +293,6 @@ impl Coordinator {
                 peeked,
             } => self.try_read(io, part, range, tried, peeked, out),
         }
-    }
-
-    /// Whether it is only for want of space that something cannot be written: what was taken before still
-    /// fits, and nothing else is in its way.
-    fn lacks_space_for(&self, op: &IoOp) -> bool {
-        let IoOp::Write { .. } = op else {
-            return false;
-        };
-        if !self.peers.values().any(super::Peer::is_low) {
-            return false;
-        }
-        let (offset, length) = op.range().unwrap_or_default();
-        self.pieces(offset, length, u64::MAX).any(|(at, _)| {
-            let region = self.settings.geometry.region_of(at);
-            let has_space = |id: ReplicaId| {
-                let peer = self.peers.get(&id);
-                peer.is_some_and(|peer| peer.holds(region) && !peer.is_low())
-            };
-            !self.view.write_quorum(has_space) && self.region_available(region)
-        })
     }
 
     fn try_flush(&mut self, io: IoId) -> Option<Task> {
@@ -362,6 +350,10 @@ impl Coordinator {
                 }
                 Task::Flush { .. } => None,
             })
+            .chain(self.space.ranges().flat_map(|(offset, length)| {
+                self.pieces(offset, length, u64::MAX)
+                    .map(|(at, _)| self.settings.geometry.region_of(at))
+            }))
             .filter(|region| !self.region_available(*region))
             .collect()
     }

@@ -25,8 +25,9 @@
 //! ```
 //!
 //! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io`
-//! (what clients ask for), `reads`, `peek` (reads without asking), `settle` (when they are answered), `repair`, `scrub`, `growth`, `snapshot`,
-//! `change` (who the replicas are), `standing` (whose word counts), `clock`, `status`, `limits`.
+//! (what clients ask for), `reads`, `peek` (reads without asking), `settle` (when they are answered), `repair`, `scrub`,
+//! `growth`, `snapshot`, `space` (writes when pools are full), `change` (who the replicas are), `standing` (whose word
+//! counts), `clock`, `status`, `limits`.
 
 mod change;
 mod clock;
@@ -43,6 +44,7 @@ mod scrub;
 mod session;
 mod settle;
 mod snapshot;
+mod space;
 mod standing;
 mod status;
 mod stream;
@@ -73,6 +75,7 @@ use region_set::RegionSet;
 use repair::RepairRead;
 use scrub::Scrub;
 use settle::{PendingFlush, PendingWrite};
+use space::Space;
 
 /// Which connection. The driver gives every connection of a process another number.
 pub type SessionId = u64;
@@ -311,6 +314,7 @@ pub struct Coordinator {
 
     ios: BTreeMap<IoId, Io>,
     waiting: VecDeque<Task>,
+    space: Space,
     writes: BTreeMap<u64, PendingWrite>,
     reads: BTreeMap<u64, PendingRead>,
     peeks: BTreeMap<u64, PendingPeek>,
@@ -358,6 +362,7 @@ impl Coordinator {
             marking: Vec::new(),
             ios: BTreeMap::new(),
             waiting: VecDeque::new(),
+            space: Space::default(),
             writes: BTreeMap::new(),
             reads: BTreeMap::new(),
             peeks: BTreeMap::new(),
@@ -424,14 +429,18 @@ impl Coordinator {
             self.growth_step(out);
             self.change_step(out);
             self.repair_schedule(out);
+            self.space_step(out);
             self.start_waiting(out);
         }
         self.pump_all(out);
         if self.phase == Phase::Serving {
             self.scrub_step(out);
         }
-        if !self.waiting.is_empty() {
-            // A read waits until everything before it has been sent, which it has been now.
+        if !self.waiting.is_empty() || self.space.applicants() > 0 {
+            // A read, or a question, waits until everything before it has been sent, which it has been now.
+            if self.phase == Phase::Serving {
+                self.space_step(out);
+            }
             self.start_waiting(out);
             self.pump_all(out);
         }

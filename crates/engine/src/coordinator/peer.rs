@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::region_set::RegionSet;
 use super::repair::Repair;
+use super::space::Granted;
 use super::{SessionId, Standing};
 use crate::proto::{Epoch, Key, Region, RegionState, Stale, Welcome};
 
@@ -112,6 +113,8 @@ pub(super) struct Session {
     pub(super) verifies: bool,
     /// Its pool has little space left.
     pub(super) is_low: bool,
+    /// Blocks for which it has space all the same.
+    pub(super) granted: Granted,
     /// It owes a read for so long that another replica was asked.
     pub(super) is_late: bool,
     /// The size that its join asks for.
@@ -136,6 +139,7 @@ impl Session {
             is_near: false,
             verifies: false,
             is_low: false,
+            granted: Granted::default(),
             is_late: false,
             join_size: 0,
         }
@@ -167,7 +171,7 @@ pub(super) struct Peer {
     /// Where the search for the next region to repair goes on.
     pub(super) repair_cursor: Region0,
     pub(super) repair_retry_at: u64,
-    /// Regions whose repair nobody could read, and when each may be tried again.
+    /// Regions whose repair nobody could read, or for which there was no space, and when each may be tried again.
     pub(super) unreadable: BTreeMap<Region, u64>,
     pub(super) size: u64,
     /// When it last had no space for something.
@@ -205,6 +209,14 @@ impl Peer {
     /// Whether its pool has little space left, as far as it has told.
     pub(super) fn is_low(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.is_low)
+    }
+
+    /// The blocks for which it has space in spite of that, as far as it was asked.
+    pub(super) fn granted(&self) -> &Granted {
+        static NONE: Granted = Granted::new();
+        self.session
+            .as_ref()
+            .map_or(&NONE, |session| &session.granted)
     }
 
     pub(super) fn acked(&self) -> u64 {

@@ -45,6 +45,7 @@ impl Coordinator {
         self.reads_from_gone(replica);
         self.repair_reads_from_gone(replica);
         self.scrub_without(replica);
+        self.questions_to_gone(replica);
     }
 
     pub(super) fn send(&mut self, replica: ReplicaId, request: Request, out: &mut Vec<Effect>) {
@@ -129,6 +130,8 @@ impl Coordinator {
                 }
                 self.drop_session(replica, out);
             }
+            Answer::Behind { region } => self.behind(replica, region),
+            Answer::Allocated { tag, granted } => self.allocated(replica, tag, granted),
             Answer::Space { is_low } => {
                 if let Some(session) = self.session_mut(replica) {
                     session.is_low = is_low;

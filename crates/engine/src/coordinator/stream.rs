@@ -14,6 +14,9 @@ impl Coordinator {
             }
             _ => None,
         };
+        if let EntryOp::Zero { offset, length } = op {
+            self.forget_space((offset, length));
+        }
         if let Some(region) = region {
             self.stamp(region);
             if !self.epoch_used {

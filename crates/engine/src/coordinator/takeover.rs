@@ -70,8 +70,9 @@ impl Coordinator {
         }
         let in_log = key.seq == self.seq || self.log.get(key.seq + 1).is_some();
         let large_enough = welcome.size >= self.growth.size_to_join(self.size);
-        // With regions under repair, we may not know of one that the replica has finished.
-        let known = peer.joined && peer.stale.is_empty();
+        // With regions under repair, we may not know of one that the replica has finished, or for which it had no
+        // space.
+        let known = peer.joined && peer.stale.is_empty() && !welcome.has_stale;
         if known && key.epoch.generation() == generation && in_log && large_enough {
             peer.size = welcome.size;
             peer.applied = key.seq;

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::disk::{Disk, FileDisk, Found};
-use super::{ReplicaSettings, in_full};
+use super::{ReplicaSettings, in_full, room};
 use crate::Result;
 use crate::member::{DiskOp, Effect, Event, Member, SessionId};
 use crate::proto::{Answer, Body, Envelope, Geometry, ReplicaId};
@@ -14,14 +14,10 @@ use crate::wire::Place;
 /// After so many operations of the disk the member says how far it is, although there is more to do.
 const OPERATIONS_PER_WORD: usize = 64;
 
-/// With less space than this share of all of it, or than so many bytes, no new writes are taken: what a
-/// coordinator has numbered already, and what it keeps for a replica that is behind, must still fit.
-const SPACE_KEPT_SHARE: u64 = 32;
-const SPACE_KEPT_BYTES_MAX: u64 = 96 << 20;
-
-/// How often the space is looked at: after a part of what is kept was written, and after a while.
+/// How often the space is looked at: after a part of what is kept was written, and after a while. Others fill the
+/// same filesystem without asking, so it is a short one.
 const LOOKS_PER_KEPT: u64 = 8;
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How often it is tried to open a replica again whose meta data could not be written, and how soon.
 const REOPENS_MAX: usize = 50;
@@ -130,7 +126,7 @@ impl LocalReplica {
         }
         let found = self.disk.as_ref().and_then(|disk| disk.space());
         let (free, all) = found.unwrap_or((u64::MAX, u64::MAX));
-        let kept = (all / SPACE_KEPT_SHARE).min(SPACE_KEPT_BYTES_MAX);
+        let kept = room::kept(all);
         // What is just enough would be too little again after the next write.
         let enough = if space.is_low { kept + kept / 4 } else { kept };
         let is_low = free < enough;

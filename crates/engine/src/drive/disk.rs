@@ -23,6 +23,7 @@ use tokio::sync::mpsc as done;
 use super::ReplicaSettings;
 use super::buffers::Buffers;
 use super::reader::Reader;
+use super::room;
 use super::sums::{Overwritten, SumKeeper, rotten_in_file};
 use crate::member::{DiskOp, DiskResult};
 use crate::proto::{Content, Epoch, Geometry, Key, Meta, MetaChange, Region, View};
@@ -33,9 +34,6 @@ use crate::{Error, Result};
 
 /// Threads for reads that the cache does not have.
 const READERS: usize = 2;
-
-/// Zeros that are written where they cannot be made otherwise, in pieces of this length.
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// What a member works on.
 pub trait Disk: Send {
@@ -222,7 +220,7 @@ impl FileDisk {
         };
         let (doing, made) = match made {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
-                ("write zeros to", write_zeros(data, offset, length))
+                ("write zeros to", room::write_zeros(data, offset, length))
             }
             other => ("zero", other.map_err(io::Error::from)),
         };
@@ -256,6 +254,35 @@ impl FileDisk {
         self.answer(doing, result)
     }
 
+    /// Zeros what has a place, and leaves holes as they are.
+    fn clear(&mut self, offset: u64, length: u64) -> DiskResult {
+        let before = match self.sums_before(offset, &Content::Zeros(length)) {
+            Ok(before) => before,
+            Err(result) => return result,
+        };
+        let data = self.replica.data();
+        let found = room::allocated(data, offset, length);
+        let cleared = found.and_then(|pieces| {
+            let zero = |(offset, length)| room::write_zeros(data, offset, length);
+            pieces.into_iter().try_for_each(zero)
+        });
+        self.written("write zeros to", cleared, before.as_ref())
+    }
+
+    /// Whether a write of that range, and of its sums, would find its space. No space is an answer here, and nothing to
+    /// warn of.
+    fn allocate(&self, offset: u64, length: u64) -> DiskResult {
+        let data = || room::allocate(self.replica.data(), offset, length);
+        let sums = || {
+            let sums = self.sums.as_ref();
+            sums.map_or(Ok(()), |sums| sums.allocate(offset, length))
+        };
+        match data().and_then(|()| sums()) {
+            Err(error) if is_full(&error) => DiskResult::NoSpace,
+            other => self.answer("allocate", other),
+        }
+    }
+
     fn answer(&self, doing: &str, result: io::Result<()>) -> DiskResult {
         let Err(error) = result else {
             return DiskResult::Done;
@@ -280,6 +307,8 @@ impl Disk for FileDisk {
         match op {
             DiskOp::Write { offset, data } => Some(self.write(offset, data)),
             DiskOp::Zero { offset, length } => Some(self.zero(offset, length)),
+            DiskOp::Clear { offset, length } => Some(self.clear(offset, length)),
+            DiskOp::Allocate { offset, length } => Some(self.allocate(offset, length)),
             DiskOp::Read { offset, length } => {
                 let at_once = self.reader.at_once(self.replica.data(), offset, length);
                 match at_once {
@@ -334,9 +363,7 @@ impl Disk for FileDisk {
         if self.provisioning == Provisioning::Thick {
             return None;
         }
-        let found = rustix::fs::fstatvfs(self.replica.data()).ok()?;
-        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-        Some((bytes(found.f_bavail), bytes(found.f_blocks)))
+        room::space(self.replica.data())
     }
 
     fn written_at(&self) -> Option<u64> {
@@ -480,19 +507,6 @@ fn is_full(error: &io::Error) -> bool {
         Errno::from_io_error(error),
         Some(Errno::NOSPC | Errno::DQUOT)
     )
-}
-
-fn write_zeros(file: &std::fs::File, mut offset: u64, mut length: u64) -> io::Result<()> {
-    while length > 0 {
-        let piece = usize::try_from(length)
-            .unwrap_or(usize::MAX)
-            .min(ZEROS.len());
-        file.write_all_at(&ZEROS[..piece], offset)?;
-        let piece = u64::try_from(piece).unwrap_or(length);
-        offset += piece;
-        length -= piece;
-    }
-    Ok(())
 }
 
 /// What a read has found, once its blocks were compared with their sums.

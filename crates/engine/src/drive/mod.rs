@@ -22,6 +22,7 @@ mod disk;
 mod lent;
 mod link;
 mod reader;
+mod room;
 mod server;
 mod sums;
 mod survey;
@@ -37,7 +38,7 @@ pub use disk::{Disk, FileDisk, Found};
 pub use lent::Slot;
 pub use server::ReplicaServer;
 pub use survey::{SurveyFault, survey};
-pub use volume::{Compared, Ended, Volume, VolumeError, VolumeSettings};
+pub use volume::{Compared, Ended, Volume, VolumeError, VolumeSettings, WhenFull};
 
 use crate::replica::{Identity, Provisioning};
 

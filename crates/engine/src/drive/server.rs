@@ -32,8 +32,8 @@ const CONNECTIONS_MAX: usize = 32;
 /// How long a connection may be without one that the replica obeys.
 const STRANGER_MAX: Duration = Duration::from_secs(5);
 
-/// How often connections are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often connections are looked at, and the space that is left.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Nothing more is read from a connection of which so many requests, or bytes of these, wait; or to
 /// which so many bytes have not been sent. A coordinator keeps below all three.

@@ -182,6 +182,14 @@ impl SumKeeper {
         Ok(Overwritten { first, slots: old })
     }
 
+    /// Gives the slots of a range their space.
+    pub(super) fn allocate(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.file
+            .with_slots_of(block_of(offset), blocks_in(length), |file, at, bytes| {
+                super::room::allocate(file, at, bytes)
+            })
+    }
+
     fn store(&mut self, first: u64, new: &[Slot]) -> io::Result<()> {
         let kept = self.slots(first, new.len())?;
         if kept == new {

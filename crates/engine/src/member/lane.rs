@@ -24,7 +24,25 @@ pub(super) enum Work {
     /// A stamp is being made durable, then the entry is written.
     Stamp { session: SessionId, entry: Entry },
     /// An entry is being written.
-    Data { session: SessionId, key: Key },
+    Data {
+        session: SessionId,
+        key: Key,
+        region: Region,
+    },
+    /// Space for a range is being looked for.
+    Allocate { session: SessionId, tag: u64 },
+    /// The bytes are being synced before a region that lacks space is marked as stale.
+    BehindSync {
+        session: SessionId,
+        region: Region,
+        key: Option<Key>,
+    },
+    /// A region that lacks space is being marked as stale.
+    BehindMark {
+        session: SessionId,
+        region: Region,
+        key: Option<Key>,
+    },
     /// Space is being set aside.
     Reserve {
         session: SessionId,
@@ -101,7 +119,7 @@ impl Member {
         self.begin(DiskOp::Persist(Box::new(change)), Work::Promise(hello), out);
     }
 
-    fn begin(&mut self, op: DiskOp, work: Work, out: &mut Vec<Effect>) {
+    pub(super) fn begin(&mut self, op: DiskOp, work: Work, out: &mut Vec<Effect>) {
         let token = self.ask_disk(op, out);
         self.lane = Some((token, work));
     }
@@ -168,6 +186,11 @@ impl Member {
             } if takes_part => {
                 return self.start_read(session, tag, (offset, length), Purpose::Verify, out);
             }
+            Request::Allocate {
+                tag,
+                offset,
+                length,
+            } if takes_part => self.start_allocate(session, tag, (offset, length), out),
             Request::RepairBegin { region } if takes_part => self.repair_begin(region, out),
             Request::RepairData {
                 region,
@@ -307,6 +330,10 @@ impl Member {
         }
         let region = self.geometry.region_of(range.0);
         let state = self.meta.region(region);
+        if self.is_behind(region) {
+            self.advance(session, entry.key);
+            return None;
+        }
         if state.stale.is_some()
             && !self.repairs.contains_key(&region)
             && !self.flush.finishes(region)
@@ -390,7 +417,18 @@ impl Member {
             EntryOp::Zero { offset, length } => DiskOp::Zero { offset, length },
             _ => return,
         };
-        self.begin(op, Work::Data { session, key }, out);
+        let region = match op {
+            DiskOp::Write { offset, .. } | DiskOp::Zero { offset, .. } => {
+                self.geometry.region_of(offset)
+            }
+            _ => return,
+        };
+        let work = Work::Data {
+            session,
+            key,
+            region,
+        };
+        self.begin(op, work, out);
     }
 
     fn start_read(
@@ -492,6 +530,7 @@ impl Member {
             return self.close(out);
         }
         self.repairs.insert(region, Overlay::default());
+        self.behind.remove(&region);
         if let Some(stale) = self.meta.region(region).stale
             && !stale.mixed
         {
@@ -524,7 +563,10 @@ impl Member {
             });
         }
         let Some(overlay) = self.repairs.remove(&region) else {
-            self.close(out);
+            // One that had no space for an entry is not repaired any more.
+            if !self.is_behind(region) {
+                self.close(out);
+            }
             return None;
         };
         let writes = self.repair_writes(region, &overlay, &content);
@@ -561,7 +603,7 @@ impl Member {
     }
 
     /// The bytes up to `key` are written.
-    fn advance(&mut self, session: SessionId, key: Key) {
+    pub(super) fn advance(&mut self, session: SessionId, key: Key) {
         self.applied = key;
         self.unsaid = Some((session, key));
     }
@@ -572,7 +614,32 @@ impl Member {
             Work::Promise(hello) if done => self.welcome(hello, out),
             Work::Stamp { session, entry } if done => self.write_entry(session, entry, out),
             Work::Dropped => {}
-            Work::Data { session, key } if done => self.advance(session, key),
+            Work::Data { session, key, .. } if done => self.advance(session, key),
+            Work::Data {
+                session,
+                key,
+                region,
+            } if result == DiskResult::NoSpace => {
+                self.fall_behind(session, region, Some(key), out);
+            }
+            Work::RepairWrite {
+                session, region, ..
+            } if result == DiskResult::NoSpace => self.fall_behind(session, region, None, out),
+            Work::BehindSync {
+                session,
+                region,
+                key,
+            } if done => self.mark_behind(session, region, key, out),
+            Work::BehindSync { .. } => self.sync_failed(out),
+            Work::BehindMark {
+                session,
+                region,
+                key,
+            } if done => self.fallen_behind(session, region, key, out),
+            Work::Allocate { session, tag } => {
+                let granted = done;
+                self.answer(session, Answer::Allocated { tag, granted }, out);
+            }
             // The bytes there are unknown; the stamp says so to whoever asks. Come again.
             Work::Data { session, .. }
             | Work::RepairWrite { session, .. }
@@ -648,6 +715,7 @@ impl Member {
             size_version: self.meta.size_version,
             view: self.meta.view.clone(),
             snapshots: self.meta.snapshots.values().copied().collect(),
+            has_stale: !self.meta.stale.is_empty(),
         };
         self.answer(hello.session, Answer::Welcome(welcome), out);
         if self.is_low {

@@ -36,6 +36,7 @@
 mod flush;
 mod lane;
 mod repair;
+mod space;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -181,6 +182,20 @@ pub enum DiskOp {
         /// The size.
         size: u64,
     },
+    /// Have space for a range, so that a write of it needs none. What is read there stays the same.
+    Allocate {
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
+    /// Zero a range, without taking space and without giving any back.
+    Clear {
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
 }
 
 /// Faults that can be switched on, so that tests show that they would be found.
@@ -296,6 +311,8 @@ pub struct Member {
     repairs: BTreeMap<Region, Overlay>,
     /// Regions of which not every block is what was written, and which were written last.
     suspects: BTreeSet<Region>,
+    /// Regions for which there was no space in this session, until their repair begins.
+    behind: BTreeSet<Region>,
     token_last: u64,
     #[cfg(feature = "flaws")]
     flaws: Flaws,
@@ -331,6 +348,7 @@ impl Member {
             flush: FlushLane::default(),
             repairs: BTreeMap::new(),
             suspects: BTreeSet::new(),
+            behind: BTreeSet::new(),
             token_last: 0,
             #[cfg(feature = "flaws")]
             flaws: Flaws::default(),
@@ -450,6 +468,7 @@ impl Member {
     fn unbind(&mut self) {
         self.bound = None;
         self.repairs.clear();
+        self.behind.clear();
     }
 
     /// Closes the session that the replica obeys. The coordinator will come again.

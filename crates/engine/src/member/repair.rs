@@ -42,8 +42,12 @@ impl Member {
                 at += block;
                 continue;
             }
+            let zeros = is_zero(content, at - start, block);
             let mut stop = at + block;
-            while stop < end && !overlay.blocks.contains(&(stop / block)) {
+            while stop < end
+                && !overlay.blocks.contains(&(stop / block))
+                && is_zero(content, stop - start, block) == zeros
+            {
                 stop += block;
             }
             let stop = stop.min(end);
@@ -55,16 +59,29 @@ impl Member {
     }
 }
 
-fn piece(content: &Content, start: u64, from: u64, to: u64) -> DiskOp {
+/// Whether a block among other bytes is zero: it is not written where there is a hole, so that a repair takes no
+/// space that the bytes do not need.
+fn is_zero(content: &Content, from: u64, length: u64) -> bool {
     match content {
-        Content::Zeros(_) => DiskOp::Zero {
-            offset: from,
-            length: to - from,
-        },
-        Content::Data(data) => DiskOp::Write {
-            offset: from,
-            data: slice(data, from - start, to - start),
-        },
+        Content::Zeros(_) => true,
+        Content::Data(data) => slice(data, from, from + length)
+            .iter()
+            .all(|byte| *byte == 0),
+    }
+}
+
+fn piece(content: &Content, start: u64, from: u64, to: u64) -> DiskOp {
+    let (offset, length) = (from, to - from);
+    match content {
+        Content::Zeros(_) => DiskOp::Zero { offset, length },
+        Content::Data(data) => {
+            let data = slice(data, from - start, to - start);
+            if data.iter().all(|byte| *byte == 0) {
+                DiskOp::Clear { offset, length }
+            } else {
+                DiskOp::Write { offset, data }
+            }
+        }
     }
 }
 

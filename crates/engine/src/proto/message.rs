@@ -70,6 +70,15 @@ pub enum Request {
         /// How many bytes.
         length: u64,
     },
+    /// Have space for a range inside one region, whatever is written there next.
+    Allocate {
+        /// Comes back with the answer.
+        tag: u64,
+        /// The first byte.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
     /// From here on entries of this region are sent, and its older bytes will follow.
     RepairBegin {
         /// The region.
@@ -244,7 +253,21 @@ pub enum Answer {
     JoinNoSpace,
     /// There was no space for what an entry or a repair writes. The session ends with this.
     Full,
-    /// Whether there is so little space left that no more than what was sent already should be written.
+    /// There was no space for what an entry or a repair writes to this region: it is stale from now on, durably, and
+    /// its entries are passed over until its repair begins.
+    Behind {
+        /// The region.
+        region: Region,
+    },
+    /// Whether there is space for the range that was asked for.
+    Allocated {
+        /// The tag of the request.
+        tag: u64,
+        /// Whether what is written there next has its space.
+        granted: bool,
+    },
+    /// Whether there is so little space left that a write may not find any: it is to be asked for
+    /// ([`Request::Allocate`]) before the write gets its number.
     Space {
         /// Whether it is low.
         is_low: bool,
@@ -322,6 +345,8 @@ pub struct Welcome {
     pub view: View,
     /// The markers that it has.
     pub snapshots: Vec<SnapshotRecord>,
+    /// Some of its regions are stale. The coordinator may not have heard of all of them.
+    pub has_stale: bool,
 }
 
 /// What a replica has, for a person who decides what to do.

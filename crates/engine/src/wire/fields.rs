@@ -147,6 +147,16 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             to.u64(*offset);
             to.u64(*length);
         }
+        Request::Allocate {
+            tag,
+            offset,
+            length,
+        } => {
+            to.u8(15);
+            to.u64(*tag);
+            to.u64(*offset);
+            to.u64(*length);
+        }
     }
     Bytes::new()
 }
@@ -212,6 +222,11 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
             length: from.u64()?,
         },
         14 => Request::Verify {
+            tag: from.u64()?,
+            offset: from.u64()?,
+            length: from.u64()?,
+        },
+        15 => Request::Allocate {
             tag: from.u64()?,
             offset: from.u64()?,
             length: from.u64()?,
@@ -293,6 +308,10 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u64(welcome.size_version);
             put_view(to, &welcome.view);
             to.list(&welcome.snapshots, put_snapshot);
+            // Said only where it is so: older coordinators do not know it.
+            if welcome.has_stale {
+                to.flag(true);
+            }
         }
         Answer::Refused { promise } => {
             to.u8(65);
@@ -356,6 +375,15 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u8(76);
             put_surveyed(to, surveyed);
         }
+        Answer::Behind { region } => {
+            to.u8(79);
+            to.u32(region.0);
+        }
+        Answer::Allocated { tag, granted } => {
+            to.u8(80);
+            to.u64(*tag);
+            to.flag(*granted);
+        }
     }
     Bytes::new()
 }
@@ -369,6 +397,7 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
             size_version: from.u64()?,
             view: view(from)?,
             snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
+            has_stale: !from.0.is_empty() && from.flag()?,
         }),
         65 => Answer::Refused {
             promise: promise(from)?,
@@ -411,6 +440,13 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
             tag: from.u64()?,
             digest: from.u32()?,
             bad: from.list(BLOCKS_PER_REGION_MAX, Cursor::u32)?,
+        },
+        79 => Answer::Behind {
+            region: from.region()?,
+        },
+        80 => Answer::Allocated {
+            tag: from.u64()?,
+            granted: from.flag()?,
         },
         _ => return None,
     })

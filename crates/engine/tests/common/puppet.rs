@@ -91,6 +91,7 @@ impl Stage {
                 size_version: 1,
                 view: self.view.clone(),
                 snapshots: Vec::new(),
+                has_stale: false,
             }),
         );
     }

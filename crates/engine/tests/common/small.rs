@@ -1,5 +1,7 @@
 //! Small filesystems that a test may fill up or pull the plug of. Mounting them needs root.
 
+#![allow(dead_code, reason = "every test binary uses its own part of this")]
+
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -15,23 +17,13 @@ static TURN: Mutex<()> = Mutex::new(());
 /// A mounted filesystem that is unmounted when this goes away, also by a panic.
 pub(crate) struct Small {
     home: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
+    turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Small {
     /// A tmpfs of 4 MiB.
     pub(crate) fn tmpfs() -> Small {
-        let small = Small::unmounted();
-        let options = CString::new("size=4m,mode=0700").unwrap();
-        mount(
-            "tmpfs",
-            small.path(),
-            "tmpfs",
-            MountFlags::empty(),
-            options.as_c_str(),
-        )
-        .expect("this test mounts a tmpfs, so it must run as root");
-        small
+        Small::unmounted().with_tmpfs("size=4m,mode=0700")
     }
 
     /// An ext4 of 16 MiB, which allocates piecemeal where tmpfs does it all at once.
@@ -49,12 +41,52 @@ impl Small {
 
     fn unmounted() -> Small {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut small = Small::beside_others();
+        small.turn = Some(turn);
+        small
+    }
+
+    /// One for replicas that are processes of their own, so that nobody here holds their locks.
+    fn beside_others() -> Small {
         let small = Small {
             home: tempfile::tempdir().unwrap(),
-            _turn: turn,
+            turn: None,
         };
         fs::create_dir(small.path()).unwrap();
         small
+    }
+
+    /// Two pools of this kind.
+    pub(crate) fn two(kind: fn(Small) -> Small) -> [Small; 2] {
+        [(); 2].map(|()| kind(Small::beside_others()))
+    }
+
+    pub(crate) fn tmpfs_pool(self) -> Small {
+        self.with_tmpfs("size=24m,mode=0700")
+    }
+
+    pub(crate) fn ext4_pool(self) -> Small {
+        self.formatted(
+            48 << 20,
+            &["mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0"],
+        )
+    }
+
+    pub(crate) fn xfs_pool(self) -> Small {
+        self.formatted(320 << 20, &["mkfs.xfs", "-q"])
+    }
+
+    fn with_tmpfs(self, options: &str) -> Small {
+        let options = CString::new(options).unwrap();
+        mount(
+            "tmpfs",
+            self.path(),
+            "tmpfs",
+            MountFlags::empty(),
+            options.as_c_str(),
+        )
+        .expect("this test mounts a tmpfs, so it must run as root");
+        self
     }
 
     fn formatted(self, length: u64, mkfs: &[&str]) -> Small {

@@ -40,7 +40,8 @@
 //!
 //! **Errors.** Medium → EIO, NoSpace → ENOSPC, ReadOnly → EROFS, OutOfRange → ENXIO. NotReady is not told: a
 //! filesystem on top would stop at an error that waiting could have cured. The request is kept and asked
-//! again, without a limit, or for [`Options::patience`] and then fails with ETIMEDOUT.
+//! again, without a limit, or for [`Options::patience`] and then fails with ETIMEDOUT. NoSpaceYet is not told either,
+//! and always asked again without a limit.
 //!
 //! **Memory.** A server is on the way of the machine's own writes: should it wait for memory that only its own
 //! writes can free, all stands still. The readers say so to the kernel ([`crate::sys::fuse::flush_io`]);
@@ -118,6 +119,9 @@ pub enum BackingError {
     /// There is no room left behind a thin volume.
     #[error("no space is left behind the volume")]
     NoSpace,
+    /// There is no room now, and whoever asked waits until there is.
+    #[error("no space is left behind the volume now")]
+    NoSpaceYet,
     /// The volume cannot serve now and may later.
     #[error("the volume cannot serve now")]
     NotReady,

@@ -64,6 +64,10 @@ impl Pending {
                 let connection = Arc::clone(&self.connection);
                 connection.ask_again_later(self);
             }
+            BackingError::NoSpaceYet => {
+                let connection = Arc::clone(&self.connection);
+                connection.waiting.put(self);
+            }
             BackingError::Medium => self.refuse(Errno::IO),
             BackingError::NoSpace => self.refuse(Errno::NOSPC),
             BackingError::ReadOnly => self.refuse(Errno::ROFS),

@@ -15,6 +15,7 @@ use trellis_api::kinds::{
 };
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::claim::copies::staying;
+use trellis_control::claim::space::full_pools;
 use trellis_control::disks;
 use trellis_control::view::View;
 
@@ -311,7 +312,8 @@ impl Shown {
             hold: volume
                 .status
                 .as_ref()
-                .and_then(|status| status.hold.clone()),
+                .and_then(|status| status.hold.clone())
+                .or_else(|| full_pools(view, volume)),
             scrub: status.scrub,
             warnings: warnings(view, volume, pools),
             iqn: status.iqn,
@@ -417,6 +419,7 @@ impl Copy {
         let id = replica.identity();
         let seen = all.iter().find(|each| each.id == id);
         let status = replica.status.clone().unwrap_or_default();
+        let is_full = seen.is_some_and(|seen| seen.full);
         let leaves = replica.metadata.deletion_timestamp.is_some();
         let state = match (seen.map(|seen| seen.state), status.phase) {
             _ if leaves => "Leaving",
@@ -441,7 +444,8 @@ impl Copy {
             reason: status
                 .hold
                 .map(|hold| hold.reason.code().to_owned())
-                .or_else(|| leaves.then(|| waits_for(view, volume, all))),
+                .or_else(|| leaves.then(|| waits_for(view, volume, all)))
+                .or_else(|| is_full.then(|| HoldReason::PoolFull.code().to_owned())),
         }
     }
 }

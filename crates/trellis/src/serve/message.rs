@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trellis_api::kinds::{Members, Recovery, ReplicaSeen, ScrubSeen};
+use trellis_api::kinds::{Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull};
 use trellis_api::{Bytes, HoldReason};
 use trellis_control::agent::machine::{CopiesWanted, ScrubWish};
 use trellis_keeper::message::{receive, send};
@@ -37,6 +37,9 @@ pub struct Settings {
     /// After which time a request without a quorum is asked anew, if that is said.
     #[serde(default)]
     pub asks_every: Option<Duration>,
+    /// What becomes of a write for which too many pools have no space.
+    #[serde(default)]
+    pub when_full: WhenFull,
     /// Where copies can be reached.
     pub addresses: BTreeMap<String, String>,
     /// The iSCSI name.

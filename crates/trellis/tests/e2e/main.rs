@@ -6,6 +6,7 @@
 mod bad_input;
 mod copies;
 mod crash;
+mod full;
 mod growth;
 mod harness;
 mod kubectl;

@@ -70,6 +70,8 @@ pub struct VolumeSettings {
     pub generation_min: u64,
     /// How long a request waits for a volume that cannot serve it.
     pub patience: Duration,
+    /// What becomes of a write for which too many pools have no space.
+    pub when_full: WhenFull,
     /// The history of the volume, as far as it is known. Replicas of earlier ones have no vote; replicas may tell
     /// of a later one.
     pub lineage: Lineage,
@@ -93,10 +95,22 @@ impl VolumeSettings {
             limits: Limits::default(),
             generation_min: 1,
             patience: Duration::from_secs(30),
+            when_full: WhenFull::Wait,
             lineage: Lineage::Original,
             takeover: Takeover::Quorum,
         }
     }
+}
+
+/// What becomes of a write that needs space which too many pools do not have. All else goes on: reads, flushes, and
+/// writes of what has its space already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It waits until there is space, for as long as any request waits ([`VolumeError::NoSpaceYet`]).
+    #[default]
+    Wait,
+    /// It fails at once ([`VolumeError::NoSpace`]).
+    Fail,
 }
 
 /// Why a request of a client failed.
@@ -109,6 +123,10 @@ pub enum VolumeError {
     /// space.
     #[error("the pools of too many replicas are full; free some space there")]
     NoSpace,
+    /// Too many pools are full, for as long as a request waits. Whoever can wait longer asks again. Of a write parts
+    /// may have been done.
+    #[error("the pools of too many replicas are still full; free some space there")]
+    NoSpaceYet,
     /// The range is not whole blocks.
     #[error("the range is not whole blocks of {BLOCK}")]
     Unaligned,

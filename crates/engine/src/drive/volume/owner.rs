@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::peers::{Happened, Peers};
 use super::requests::{Command, Reply, Requests};
 use super::spin::Spin;
-use super::{Ended, LocalReplica, VolumeError, VolumeSettings};
+use super::{Ended, LocalReplica, VolumeError, VolumeSettings, WhenFull};
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status, Takeover};
 use crate::drive::Address;
 use crate::drive::lent::Arena;
@@ -137,6 +137,7 @@ impl Owner {
         let peers = Peers::new(addresses, replicas, arena);
         let (status, status_seen) = watch::channel(coordinator.status());
         let (ended, ended_seen) = watch::channel(None);
+        let when_full = settings.when_full;
         let now = Instant::now();
         let owner = Owner {
             settings,
@@ -150,7 +151,7 @@ impl Owner {
             taken: Vec::new(),
             commands_taken: 0,
             has_yielded: false,
-            requests: Requests::default(),
+            requests: Requests::new(when_full),
             peers,
             happened: Vec::new(),
             effects: Vec::new(),
@@ -364,6 +365,7 @@ impl Owner {
     fn clock(&mut self, context: &mut Context<'_>) {
         let now = Instant::now();
         let busy = !self.requests.is_idle()
+            || self.requests.has_resting()
             || !self.growers.is_empty()
             || !self.markers.is_empty()
             || !self.coordinator.is_serving()
@@ -392,10 +394,10 @@ impl Owner {
     }
 
     fn give_up(&mut self, now: Instant) {
-        let error = if self.coordinator.lacks_space() {
-            VolumeError::NoSpace
-        } else {
-            VolumeError::NotReady
+        let error = match self.settings.when_full {
+            _ if !self.coordinator.lacks_space() => VolumeError::NotReady,
+            WhenFull::Wait => VolumeError::NoSpaceYet,
+            WhenFull::Fail => VolumeError::NoSpace,
         };
         for id in self.requests.give_up(self.settings.patience, error) {
             self.take(Event::Cancel { id });

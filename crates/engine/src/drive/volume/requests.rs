@@ -4,6 +4,9 @@
 //! has lost its holders and a successor of the coordinator decides again, it is asked again. A request
 //! that waits too long is answered with [`VolumeError::NotReady`].
 //!
+//! A write that was refused for want of space rests for a moment and is asked again, if it may wait. While it rests
+//! it counts nowhere: whatever has its space goes on.
+//!
 //! A compare-and-write is a fence from the moment it is looked at: writes of the same bytes that came
 //! before are finished first, those that come later wait behind it.
 
@@ -14,7 +17,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::{Address, Answer, Compared, VolumeError, count, show};
+use super::{Address, Answer, Compared, VolumeError, WhenFull, count, show};
 use crate::coordinator::{IoError, IoId, IoOp, IoResult};
 use crate::proto::{Config, Content, ReplicaId, SnapshotRecord, overlap};
 
@@ -24,6 +27,9 @@ const REQUESTS_MAX: usize = 2048;
 /// Requests that the coordinator has, and bytes of these.
 const UNDER_WAY_MAX: usize = 1024;
 const UNDER_WAY_BYTES_MAX: u64 = 64 << 20;
+
+/// How long a write rests that was refused for want of space.
+const REST: Duration = Duration::from_millis(200);
 
 /// How a client gets its answer.
 pub(super) struct Reply<T>(oneshot::Sender<Answer<T>>);
@@ -110,6 +116,9 @@ pub(super) struct Requests {
     id_last: IoId,
     fences: BTreeMap<u64, Fence>,
     fence_last: u64,
+    when_full: WhenFull,
+    /// Writes that wait for space, and when each is asked again: the first one first.
+    resting: VecDeque<(Instant, Request)>,
 }
 
 fn weight(op: &IoOp) -> u64 {
@@ -129,9 +138,33 @@ fn changes(op: &IoOp) -> Option<(u64, u64)> {
 }
 
 impl Requests {
+    pub(super) fn new(when_full: WhenFull) -> Requests {
+        Requests {
+            when_full,
+            ..Requests::default()
+        }
+    }
+
     /// Whether another request is taken from the clients.
     pub(super) fn has_room(&self) -> bool {
-        self.waiting.len() + self.under_way.len() + self.fences.len() < REQUESTS_MAX
+        self.waiting.len() + self.under_way.len() + self.fences.len() + self.resting.len()
+            < REQUESTS_MAX
+    }
+
+    /// Whether a write waits for space.
+    pub(super) fn has_resting(&self) -> bool {
+        !self.resting.is_empty()
+    }
+
+    /// Lets those go on that have rested enough.
+    fn wake(&mut self) {
+        let now = Instant::now();
+        while let Some((due, _)) = self.resting.front()
+            && *due <= now
+            && let Some((_, request)) = self.resting.pop_front()
+        {
+            self.waiting.push_back(request);
+        }
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -173,6 +206,7 @@ impl Requests {
         {
             return None;
         }
+        self.wake();
         self.begin_fences();
         let at = self
             .waiting
@@ -238,6 +272,9 @@ impl Requests {
             return;
         };
         self.under_way_bytes -= weight(&request.op);
+        if result == Err(IoError::NoSpace) && self.when_full == WhenFull::Wait {
+            return self.resting.push_back((Instant::now() + REST, request));
+        }
         let result = result.map_err(|error| match error {
             IoError::OutOfRange => VolumeError::OutOfRange,
             IoError::Medium => VolumeError::Medium,
@@ -320,6 +357,13 @@ impl Requests {
                 self.finish(request, Err(error));
             }
         }
+        let resting = std::mem::take(&mut self.resting);
+        let (tired, resting): (VecDeque<_>, VecDeque<_>) =
+            resting.into_iter().partition(|(_, request)| late(request));
+        self.resting = resting;
+        for (_, request) in tired {
+            self.finish(request, Err(VolumeError::NoSpaceYet));
+        }
         let stuck: Vec<u64> = self
             .fences
             .iter()
@@ -340,6 +384,7 @@ impl Requests {
             .waiting
             .drain(..)
             .chain(std::mem::take(&mut self.under_way).into_values())
+            .chain(self.resting.drain(..).map(|(_, request)| request))
         {
             if let Client::Plain(reply) = request.client {
                 reply.give(Err(error));

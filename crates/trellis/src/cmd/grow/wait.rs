@@ -212,6 +212,7 @@ fn passes(reason: HoldReason) -> bool {
             | HoldReason::TargetDown
             | HoldReason::TargetSilent
             | HoldReason::PoolNotReady
+            | HoldReason::PoolFull
             | HoldReason::ClaimNotBound
     )
 }

@@ -67,6 +67,7 @@ impl Supervisor {
             is_recovered: place.is_recovered,
             fails_after: place.fails_after,
             asks_every: place.asks_every,
+            when_full: place.when_full,
             addresses: place.addresses.clone(),
             iqn: iqn(&place.volume),
             scrub: place.scrub.clone(),

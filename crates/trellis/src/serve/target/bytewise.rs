@@ -9,6 +9,9 @@ use trellis_engine::drive::{Compared, Slot, Volume, VolumeError};
 /// Blocks of the engine.
 const BLOCK: u64 = 4096;
 
+/// Zeros that are written as bytes, at a time.
+const ZEROS_AT_A_TIME: u64 = 4 << 20;
+
 /// A volume whose ranges may begin and end anywhere.
 #[derive(Clone)]
 pub struct Bytewise {
@@ -114,6 +117,20 @@ impl Bytewise {
             }
         }
         self.volume.zero(first, last - first).await
+    }
+
+    /// Zeros a range whose space is kept: whoever asks for that relies on it that a later write there needs none. (The
+    /// journal of a filesystem is made so.)
+    pub async fn fill(&self, offset: u64, len: u64) -> Answer<()> {
+        let end = offset + len;
+        let mut at = offset;
+        while at < end {
+            let piece = (end - at).min(ZEROS_AT_A_TIME);
+            let zeros = Bytes::from(vec![0; index(piece)]);
+            self.write(at, vec![zeros], false).await?;
+            at += piece;
+        }
+        Ok(())
     }
 
     /// Makes everything durable.

@@ -24,6 +24,7 @@ fn told(error: VolumeError) -> BackingError {
     match error {
         VolumeError::Medium => BackingError::Medium,
         VolumeError::NoSpace => BackingError::NoSpace,
+        VolumeError::NoSpaceYet => BackingError::NoSpaceYet,
         VolumeError::OutOfRange | VolumeError::Unaligned => BackingError::OutOfRange,
         // Whoever takes over will be asked again.
         _ => BackingError::NotReady,
@@ -49,10 +50,15 @@ impl Backing for VolumeFile {
         });
     }
 
-    fn zero(&self, offset: u64, len: u64, _deallocate: bool, reply: Reply<()>) {
+    fn zero(&self, offset: u64, len: u64, deallocate: bool, reply: Reply<()>) {
         let volume = self.volume.clone();
         self.runtime.spawn(async move {
-            reply.send(volume.zero(offset, len).await.map_err(told));
+            let zeroed = if deallocate {
+                volume.zero(offset, len).await
+            } else {
+                volume.fill(offset, len).await
+            };
+            reply.send(zeroed.map_err(told));
         });
     }
 

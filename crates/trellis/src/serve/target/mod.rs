@@ -115,6 +115,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
     let patience = limits.into_iter().flatten().min().unwrap_or(BUSY_AFTER);
     let volume = Volume::start(VolumeSettings {
         patience,
+        when_full: status::when_full(settings.when_full),
         lineage: beginning.lineage,
         takeover: beginning.takeover,
         ..VolumeSettings::new(id, config, addresses)

@@ -1,10 +1,10 @@
 //! How a volume is, in the words of the objects.
 
-use trellis_api::kinds::{Members, ReplicaSeen, ReplicaState};
+use trellis_api::kinds::{Members, ReplicaSeen, ReplicaState, WhenFull};
 use trellis_api::{Bytes, HoldReason};
 use trellis_control::agent::machine::CopiesWanted;
 use trellis_engine::coordinator::{self, GrowthHeld, Status};
-use trellis_engine::drive::VolumeError;
+use trellis_engine::drive::{self, VolumeError};
 use trellis_engine::proto::{Geometry, ReplicaId};
 
 /// A copy that is behind by less counts as up to date for whoever looks.
@@ -28,6 +28,14 @@ pub fn reason(error: VolumeError) -> HoldReason {
         VolumeError::SizeBad => HoldReason::SizeTooLarge,
         VolumeError::GrowthReplaced => HoldReason::OperationRunning,
         _ => HoldReason::TargetDown,
+    }
+}
+
+/// What becomes of writes without space, in the words of the engine.
+pub fn when_full(wanted: WhenFull) -> drive::WhenFull {
+    match wanted {
+        WhenFull::Wait => drive::WhenFull::Wait,
+        WhenFull::Fail => drive::WhenFull::Fail,
     }
 }
 
@@ -115,6 +123,7 @@ pub fn seen((id, replica): (&ReplicaId, &coordinator::ReplicaStatus)) -> Replica
         behind: roughly(replica.behind_bytes),
         repair_left: bytes(in_steps(left, of)),
         repair_total: bytes(of),
+        full: replica.full,
     }
 }
 

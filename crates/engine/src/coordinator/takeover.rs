@@ -216,7 +216,9 @@ impl Coordinator {
             self.join(*replica, terms, out);
         }
         for (replica, report) in &others {
-            if self.is_wanted(*replica) {
+            // A new one is repaired before anybody wants it to count.
+            let is_new = self.standing(&report.welcome) == Standing::Counts;
+            if is_new || self.is_wanted(*replica) {
                 self.join_late(*replica, report, out);
             } else if let Some(session) = self.session_mut(*replica) {
                 session.start(Stage::Outside, now);

@@ -192,17 +192,19 @@ impl SumFile {
         Ok(())
     }
 
-    /// Does something with the pages of the file that have the slots of these blocks.
+    /// Does something with the part of the file that has the slots of these blocks: where it begins, and its length.
     pub(crate) fn with_slots_of(
         &self,
         first: u64,
         count: usize,
         work: impl FnOnce(&File, u64, u64) -> io::Result<()>,
     ) -> io::Result<()> {
-        let last = first + u64::try_from(count).unwrap_or(0);
-        let (start, end) = (place_of(first), place_of(last));
-        let from = start - start % SLOTS_AT;
-        work(&self.file, from, end.next_multiple_of(SLOTS_AT) - from)
+        let bytes = count * SLOT_BYTES;
+        work(
+            &self.file,
+            place_of(first),
+            u64::try_from(bytes).unwrap_or(0),
+        )
     }
 
     /// Makes the slots durable.

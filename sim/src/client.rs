@@ -1,4 +1,4 @@
-//! Clients: they write values that are never repeated, and compare what they read.
+//! Clients. They never write the same value twice, and check what they read.
 
 use std::collections::BTreeMap;
 

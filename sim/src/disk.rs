@@ -1,5 +1,5 @@
-//! A replica's disk: bytes and their sums behind caches that a power loss takes, each by itself, and meta data
-//! that it does not take.
+//! A replica's disk. Data and checksums each have a cache of their own that a power loss takes; it does not take
+//! metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

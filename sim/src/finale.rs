@@ -1,4 +1,4 @@
-//! The end of a history: everything is mended, and must come to rest and be the same everywhere.
+//! The end of a history: everything is repaired, and must come to rest and be the same everywhere.
 
 use trellis_engine::coordinator::Event;
 use trellis_engine::proto::View;

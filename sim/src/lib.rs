@@ -1,10 +1,9 @@
 //! A seeded simulator of the replicated engine.
 //!
-//! The coordinator and the members are the real ones. Everything around them is a model with a clock
-//! of its own: connections that delay, lose, repeat and reorder; disks that forget what was not
-//! synced, fill up, rot, slow down and lie; processes and machines that die. A model disk
-//! ([`oracle::Oracle`]) knows what clients may read. One seed is one history: a failure is replayed
-//! by its number.
+//! The coordinator and the members are the real ones. Everything around them is a model with a clock of its own:
+//! connections that delay, lose, repeat and reorder; disks that forget what was not synced, fill up, rot, slow down and
+//! lie; processes and machines that die. A model disk ([`oracle::Oracle`]) knows what clients may read. One seed is one
+//! history: its number replays a failure.
 
 mod client;
 pub mod disk;

@@ -1,4 +1,4 @@
-//! Connections: in order as long as they last, but messages are late, lost, repeated or overtaken.
+//! Connections. They keep their order while they last, but messages may be late, lost, repeated or overtaken.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,6 +81,8 @@ impl World {
         // An older replica does not say what it knows.
         if self.rng.chance(VERIFIES_PER_MILLE) || !self.faulty {
             let event = coordinator::Event::Verifies { replica, session };
+            self.tell_chief(index, event);
+            let event = coordinator::Event::TakesCalls { replica, session };
             self.tell_chief(index, event);
         }
         if near.is_some() {

@@ -1,12 +1,12 @@
 //! The model disk: which values each block may have, as far as clients have been told.
 //!
-//! - An acknowledged write must be read back, until the next acknowledged one.
-//! - Before a flush has covered it, and only if a replica has lost power since it was issued, a write
-//!   may be lost; once a later value has been read, it stays lost.
-//! - A write whose coordinator was superseded may have happened or not; it cannot happen any more once
-//!   the successor serves.
-//! - A read never shows a write that has not been acknowledged, except a part of one that has several
-//!   parts or must be durable first; and what it has shown stays.
+//! - A read returns an acknowledged write until the next one is acknowledged.
+//! - Before a flush has covered it, a write may be lost, but only if a replica has lost power since it was issued. Once
+//!   a later value has been read, it stays lost.
+//! - A write whose coordinator was superseded may or may not have happened. It can no longer happen once the successor
+//!   serves.
+//! - A read never shows a write that has not been acknowledged, except a part of one that has several parts or must be
+//!   durable first. What it has shown stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 

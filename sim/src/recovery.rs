@@ -1,5 +1,5 @@
-//! An operator gives up on replicas: the volume goes on with some of those that are left, and the others come
-//! back later, when nobody expects them any more.
+//! An operator gives up replicas: the volume goes on with some of those that are left, and the others come back later,
+//! when nobody expects them.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Numbers that only look random: the same seed gives the same ones on every machine, for ever.
+//! Pseudo-random numbers: the same seed gives the same numbers on every machine, for ever.
 
 /// A generator of the splitmix64 family.
 #[derive(Clone, Debug)]

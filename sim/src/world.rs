@@ -127,6 +127,8 @@ fn limits() -> Limits {
         lag_ms: 40,
         hedge_ms: 60,
         hang_ms: 800,
+        call_ms: 100,
+        silent_ms: 200,
         gather_ms: 60,
         growth_ms: 400,
         growth_retry_ms: 700,

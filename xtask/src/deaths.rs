@@ -1,4 +1,4 @@
-//! All processes of a data directory killed at once, about fifty times, at every step of a growth under load.
+//! Kills all processes of a data directory at once, about fifty times, at every step of a growth under load.
 
 use std::process::Command;
 

@@ -1,7 +1,7 @@
-//! What a copy says about itself in its own directory, so that a pool can be read without the store.
+//! What a copy says about itself in its own directory, so a pool can be read without the store.
 //!
-//! The superblock stays the truth for identity and size. This file has what the superblock has no room for: names, and
-//! how the volume was made.
+//! The superblock remains the truth for identity and size. This file has what the superblock has no room for: names,
+//! and how the volume was made.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,22 @@ pub struct About {
     pub online_growth: bool,
     /// Whether two copies may be on one filesystem.
     pub allow_shared_disk: bool,
+    /// What becomes of requests when too few copies are there. This and the next four are absent from copies that an
+    /// earlier release made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub when_below_quorum: Option<String>,
+    /// What becomes of a write for which too many pools have no space.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub when_full: Option<String>,
+    /// How long a request waits for a quorum, in seconds, if that is not left to the release.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience_seconds: Option<u32>,
+    /// Whether copies keep sums of their blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checksums: Option<bool>,
+    /// How often all copies are compared with their sums, in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrub_interval_seconds: Option<u64>,
     /// The options that the filesystem is mounted with.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mount_options: Vec<String>,

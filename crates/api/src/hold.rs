@@ -1,7 +1,7 @@
-//! Why something does not move: a finite list, each with one sentence and one next action.
+//! Why something is stuck: a finite list, each with one sentence and one next action.
 //!
-//! Every stuck state that a user can meet is a member of [`HoldReason`]. The list is printed in
-//! `docs/holds.md`, and a test keeps the two the same.
+//! Every stuck state that a user can meet is a member of [`HoldReason`]. `docs/holds.md` prints the list, and a test
+//! keeps the two the same.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,9 @@ reasons! {
     ClassNotFound:
         "The claim names a StorageClass that does not exist.",
         "Create the class, or create the claim anew with an existing one (`kubectl get sc`).";
+    ClassNotSet:
+        "The claim names no StorageClass, so no volume is made for it, and no PersistentVolume that was made by hand is free and fits.",
+        "Create a PersistentVolume that fits, or create the claim anew with a class (`kubectl get sc`).";
     ClassInvalid:
         "The claim's StorageClass has a parameter that Trellis does not understand.",
         "Create a class with valid parameters and create the claim anew with it.";
@@ -85,6 +88,9 @@ reasons! {
     SizeTooLarge:
         "The size is larger than a volume can be.",
         "Lower the request with `trellis cancel`.";
+    SizeInvalid:
+        "What is asked for is no size.",
+        "Ask for a number with a unit, such as 20Gi.";
     SizeTooSmall:
         "The size is smaller than the smallest filesystem of the kind that the class asks for.",
         "Create the claim anew with a larger request, or with another class.";
@@ -142,6 +148,9 @@ reasons! {
     TooFewReplicas:
         "Fewer copies answer than must have a write before it is acknowledged, so growth waits, and I/O waits or fails as the class says (`whenBelowQuorum`).",
         "Bring the pools or nodes of the missing copies back (`trellis volume show CLAIM`); everything goes on by itself then. If they are lost for good, see `trellis volume recover CLAIM`.";
+    RedundancyLow:
+        "Fewer copies hold everything than are asked for: the volume is served, and a further loss may stop it.",
+        "See `trellis volume show CLAIM`: a copy that is being repaired needs nothing, and one that is away or silent comes back with its disk and its process. If its disk is lost, move it with `trellis volume replace CLAIM POOL`.";
     PoolFull:
         "The filesystem of a pool is full, so a copy cannot take what was not written before; what has its space is read and overwritten as always.",
         "Free space on the pools that the message names, or move copies to others with `trellis volume replace`; everything goes on by itself then. Trimming the volume (`fstrim`) frees space too.";

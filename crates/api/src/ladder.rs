@@ -1,9 +1,8 @@
-//! The ladder: the layers between a claim's request and what its consumer sees, and the one rule by
-//! which they grow.
+//! The ladder: the layers between a claim's request and what its consumer sees, and the one rule for their growth.
 //!
-//! Each layer is a rung with one measured size. A rung may be raised to the wanted size only when the
-//! rung below it has been *observed* there. Rungs never go down, so there is nothing to roll back: a
-//! crash anywhere is repaired by observing again and asking [`next_step`] what is missing.
+//! Each layer is a rung with one measured size. A rung may be raised to the wanted size only when the rung below it
+//! has been *observed* there. Rungs never go down, so there is nothing to roll back: after a crash anywhere, observe
+//! again and ask [`next_step`] what is missing.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

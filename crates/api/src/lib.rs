@@ -1,4 +1,4 @@
-//! Trellis' words: sizes, the ladder and its planner, reasons, steps, and the Kubernetes kinds.
+//! The vocabulary of Trellis: sizes, the ladder and its planner, reasons, steps, and the Kubernetes kinds.
 //!
 //! Nothing here does I/O. Everything here can be tested with values alone.
 

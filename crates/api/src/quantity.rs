@@ -10,21 +10,20 @@
 //!
 //! `E` alone is exa and `E3` is an exponent. There is no white space anywhere.
 //!
-//! The number is exact down to a billionth. What is finer is rounded away from zero, and a size is
-//! rounded up to a whole byte: who asks for a little gets at least that much. This is what
-//! `k8s.io/apimachinery/pkg/api/resource` answers, with these deliberate exceptions, each of them
-//! an error here:
+//! The number is exact down to a billionth. Finer fractions are rounded away from zero, and a size is rounded up to a
+//! whole byte, so nobody gets less than they asked for. `k8s.io/apimachinery/pkg/api/resource` gives the same results,
+//! with these deliberate exceptions, each of them an error here:
 //!
-//! - Kubernetes caps `8Ei` silently at 2^63 - 1, and its `Value` of `10E` is a number that has
-//!   wrapped around. A volume of another size than was asked for is worse than none.
+//! - Kubernetes silently caps `8Ei` at 2^63 - 1, and its `Value` of `10E` is a number that has wrapped around. A
+//!   volume of the wrong size is worse than none.
 //! - Kubernetes reads a missing number (`Gi`, `.`, `+`) as zero, against its own grammar.
-//! - A text longer than [`TEXT_BYTES_MAX`] is not looked at.
+//! - A text longer than [`TEXT_BYTES_MAX`] is refused unread.
 //!
 //! Kubernetes also truncates an exponent to 32 bits, so that its `1e4294967299` is `1e3`; here an
 //! exponent means what it says.
 //!
-//! There are no floating-point numbers here. The digits of the text are kept as digits until the
-//! point is where it belongs, so that no length of fraction can lose the last digit.
+//! There are no floating-point numbers here. The digits of the text stay digits until the point is in place, so no
+//! fraction, however long, loses its last digit.
 
 use std::fmt;
 use std::str::FromStr;

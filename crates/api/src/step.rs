@@ -1,10 +1,10 @@
 //! The named steps of provisioning, growth and removal: every place where a crash leaves something
 //! half done.
 //!
-//! Code that has just made one durable or kernel-visible change says so with [`reached`]. In normal
-//! operation that is a load and a branch. The crash tests install a hook that kills the process
-//! there, once for every member of [`Step::ALL`]; a step that is added to the list is therefore
-//! crash-tested from the day it exists, and a step that nothing reaches fails the test.
+//! Code that has just made one durable or kernel-visible change says so with [`reached`]. In normal operation that is
+//! a load and a branch. The crash tests install a hook that kills the process there, once for every member of
+//! [`Step::ALL`]. So a new step is crash-tested from the day it exists, and a step that nothing reaches fails the
+//! test.
 
 use std::sync::OnceLock;
 
@@ -144,6 +144,20 @@ impl Step {
         matches!(
             self,
             Step::SurvivorsServed | Step::CopyGivenUp | Step::RecoveryRecorded
+        )
+    }
+
+    /// Whether the step is also taken by `trellis down --all`, which ends everything.
+    pub const fn is_of_the_end(self) -> bool {
+        matches!(
+            self,
+            Step::FileWritten
+                | Step::FileInPlace
+                | Step::PathUnpublished
+                | Step::FilesystemUnmounted
+                | Step::DeviceDetached
+                | Step::TargetRetired
+                | Step::CopyRetired
         )
     }
 

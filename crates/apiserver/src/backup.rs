@@ -1,9 +1,9 @@
 //! A copy of the whole store in one readable file, and a store made from such a file.
 //!
-//! The file is one JSON document: a format, the revision that it shows, and every object under its key. It is taken from
-//! what readers see, which is always one durable state. Whoever can read it can read the secrets in it.
+//! The file is one JSON document: a format, the revision that it shows, and every object under its key. It is taken
+//! from what readers see, which is always one durable state. Anyone who can read it can read the secrets in it.
 //!
-//! A restored store goes on behind the newest revision that anybody may have seen, so that no watch mistakes an old
+//! A restored store continues after the newest revision that any client may have seen, so no watch mistakes an old
 //! object for a new one.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::store::memory::{Id, Stored};
 const FORMAT: u64 = 1;
 /// How a file says what it is.
 const KIND: &str = "TrellisBackup";
-/// How far a restored store leaps ahead if nobody can say which revisions were seen since the backup.
+/// How far the revision of a restored store leaps ahead if nobody can say which revisions were seen since the backup.
 const LEAP: u64 = 1 << 32;
 
 /// Everything that a store holds.
@@ -95,8 +95,8 @@ impl Backup {
         text
     }
 
-    /// Makes the store at `path` hold what the backup holds. The store that is there is kept beside it. A store that a
-    /// service has open is [`Error::InUse`] and stays.
+    /// Restores the backup into the store at `path`. The old store is kept next to it. A store that a service has open
+    /// is [`Error::InUse`] and stays.
     pub fn restore(&self, path: &Path) -> Result<Restored, Error> {
         let kinds = kinds::all();
         let unreachable = |source| Error::Unreachable {

@@ -1,7 +1,7 @@
 //! What a deletion takes with it: dependents by `ownerReferences`, the content of a namespace.
 //!
-//! It happens within the write that caused it, so a crash leaves either all of it or nothing. An object
-//! with finalizers stays, marked, until the last of them goes; then the sweep goes on from there.
+//! The cascade is part of the write that caused it, so a crash leaves either all of it or nothing. An object with
+//! finalizers stays, marked, until the last of them goes; then the sweep continues from there.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -128,7 +128,7 @@ impl Sweep {
         last
     }
 
-    /// Follows up on everything that went. Each round removes an object or ends, so this ends.
+    /// Follows up on every removal. Each round removes an object or is the last, so this ends.
     pub(crate) fn run(mut self, txn: &mut Txn<'_>) {
         loop {
             while let Some((_, last)) = self.gone.pop() {
@@ -146,7 +146,7 @@ impl Sweep {
         }
     }
 
-    /// Deletes an object none of whose owners is left; otherwise it only forgets those that are gone.
+    /// Deletes an object if none of its owners is left; otherwise it only drops the references to those that are gone.
     fn collect(&mut self, txn: &mut Txn<'_>, id: &Id) {
         let Some(stored) = txn.get(id).cloned() else {
             return;

@@ -1,4 +1,4 @@
-//! From what a client sent to an object of its kind, and a list of the fields that the kind does not have.
+//! Decodes what a client sent into an object of its kind, with a list of the fields that the kind does not have.
 
 use std::sync::OnceLock;
 
@@ -119,7 +119,7 @@ pub(crate) fn identify(kind: &Kind, value: &mut Value) -> Result<(), Status> {
     Ok(())
 }
 
-/// Collects the paths that `sent` has and `kept` has not, unless the kind's schema knows them.
+/// Collects the paths that are in `sent` but not in `kept`, unless the kind's schema knows them.
 fn missing(
     kind: &Kind,
     path: &mut Vec<Step>,

@@ -264,7 +264,7 @@ fn add_names(resource: &mut Value, kind: &Kind) {
     }
 }
 
-/// Namespaces cannot be deleted all at once, in a cluster or here. A question can only be asked.
+/// Namespaces cannot be deleted all at once, in a cluster or here. A review can only be created.
 fn verbs(kind: &Kind) -> Vec<&'static str> {
     const VERBS: [&str; 8] = [
         "create",

@@ -1,4 +1,4 @@
-//! Events do not stay: they go after an hour, and the oldest go when there are too many.
+//! Events expire: they go after an hour, and the oldest go when there are too many.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
@@ -12,7 +12,7 @@ pub(crate) const PLURAL: &str = "events";
 const LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 /// Events that are kept at most.
 const EVENTS_MAX: usize = 2000;
-/// How many go at once when there are too many, so that not every new one pays for it.
+/// How many are removed at once when there are too many, so that not every new event pays for it.
 const EVENTS_DROPPED_AT_ONCE: usize = 200;
 
 /// Removes the oldest events if there are too many.

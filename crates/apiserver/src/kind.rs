@@ -29,7 +29,7 @@ pub struct Kind {
     pub namespaced: bool,
     /// Whether there is a `/status` subresource (then writes to the main resource leave status alone).
     pub status: bool,
-    /// Decodes into the typed Kubernetes object and back: wrong types are refused, unknown fields fall out.
+    /// Decodes into the typed Kubernetes object and back: wrong types are refused, unknown fields are dropped.
     pub normalise: fn(Value) -> Result<Value, serde_json::Error>,
     /// The JSON schema of the type, for OpenAPI.
     pub schema: fn(&mut schemars::SchemaGenerator) -> schemars::Schema,
@@ -37,7 +37,7 @@ pub struct Kind {
     pub default: fn(&mut Value),
     /// What is wrong with a new object, or with a change of an old one.
     pub validate: fn(Change<'_>) -> Vec<FieldError>,
-    /// Fields, beside `metadata.name` and `metadata.namespace`, by which a list may be selected.
+    /// Fields, besides `metadata.name` and `metadata.namespace`, by which a list may be selected.
     pub selectable_fields: &'static [&'static str],
     /// Columns of the printed table.
     pub columns: &'static [Column],
@@ -53,7 +53,7 @@ pub struct Kind {
     pub origin: Origin,
     /// How the names of its objects are written.
     pub naming: Naming,
-    /// Fills in the answer of a kind that is a question: it is answered at once, and nothing is stored.
+    /// Fills in the answer of a review: it is answered at once, and nothing is stored.
     pub answer: Option<fn(&mut Value)>,
 }
 

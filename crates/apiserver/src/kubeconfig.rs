@@ -1,4 +1,4 @@
-//! The kubeconfig: one file by which stock kubectl finds the server, trusts it, and is let in.
+//! The kubeconfig: the file that lets stock kubectl find the server, trust it and log in.
 
 use std::path::Path;
 

@@ -7,12 +7,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Every verb (`verbs/`) is generic over kinds; a kind is a row (`kinds/`). Reads are answered from memory.
-//! Writes go through one thread that makes a batch of them durable with one flush (`store/`), and nobody sees
-//! a write before that: no reader, no watch, no caller.
+//! Every verb (`verbs/`) is generic over kinds; a kind is a row (`kinds/`). Reads are answered from memory. Writes go
+//! through one thread that makes a batch of them durable with one flush (`store/`). No reader, watch or caller sees a
+//! write before that.
 //!
-//! It is not a second Kubernetes: there is no scheduler, no kubelet, no aggregation, and of admission only
-//! what claims, volumes and namespaces need.
+//! It is not a second Kubernetes. It has no scheduler, no kubelet and no aggregation, and only the admission that
+//! claims, volumes and namespaces need.
 
 pub mod backup;
 mod cascade;
@@ -72,7 +72,7 @@ pub struct EmbeddedApi {
 }
 
 impl EmbeddedApi {
-    /// Opens the file, or makes an empty one. A file that is damaged or is no store is refused and left alone.
+    /// Opens the file, or makes an empty one. A damaged file, or one that is not a store, is refused and left alone.
     pub fn open(path: &Path) -> Result<EmbeddedApi, Error> {
         let store = Store::open(path, kinds::all(), prepare)?;
         Ok(EmbeddedApi {
@@ -128,7 +128,7 @@ where
     }
 }
 
-/// The first write of every run: the first namespaces, and the end of what an earlier run began.
+/// The first write of every run: makes the first namespaces, and finishes what an earlier run began.
 fn prepare(txn: &mut Txn<'_>) -> Result<(), status::Status> {
     let writer = Writer {
         manager: OWN_MANAGER.to_owned(),

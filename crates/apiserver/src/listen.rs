@@ -1,14 +1,14 @@
 //! The door: HTTPS on loopback, for clients that are other programs.
 //!
-//! Happy path: accept, TLS handshake, HTTP/2 or HTTP/1.1 as agreed in it, the token, the service. Whoever shows no
-//! token or a wrong one gets 401.
+//! Happy path: accept, TLS handshake, HTTP/2 or HTTP/1.1 as agreed in it, the token, the service. A client without the
+//! right token gets 401.
 //!
-//! Any user of the machine can connect. So connections that have not shown the token have few places, apart from those
-//! that have (`waiting_room`): when these places are taken, a newcomer gets that of whoever has been there longest. A
-//! stranger with many connections cannot keep a client out.
+//! Any user of the machine can connect. So connections that have not shown the token have a few places of their own
+//! (`waiting_room`). When these are taken, a new connection takes the place of the oldest. A stranger with many
+//! connections cannot keep a client out.
 //!
-//! At shutdown no new connection is taken, requests in flight may finish within a
-//! bound, and then the rest (watches never finish by themselves) is cut.
+//! At shutdown no new connection is accepted, requests in flight may finish within a time limit, and then the rest is
+//! cut. (Watches never finish by themselves.)
 
 mod waiting_room;
 
@@ -47,17 +47,17 @@ const UNPROVEN_MAX: usize = 64;
 /// Requests at one time on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 250;
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// From the first byte that we wait for to the end of a request's headers; also closes idle HTTP/1.1 connections.
+/// The time limit from the first byte to the end of a request's headers; also closes idle HTTP/1.1 connections.
 const HEADER_READ_TIME_MAX: Duration = Duration::from_secs(30);
 /// How often a silent HTTP/2 peer is asked whether it is still there, and how long it may take to answer.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long requests in flight may take once the server stops.
 const DRAIN_TIME_MAX: Duration = Duration::from_millis(500);
-/// Pause after a failed accept: it fails for want of descriptors, and at once again if retried at once.
+/// Pause after a failed accept: it fails for lack of descriptors, and would fail again if retried at once.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// Paths that need no token: they tell nothing but that the server is there, and which version it has.
+/// Paths that need no token: they reveal only that the server is there, and its version.
 const OPEN_PATHS: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
 
 /// An error of any kind, as tower and hyper pass them around.

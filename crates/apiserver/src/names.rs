@@ -1,4 +1,4 @@
-//! Which names, labels and annotations Kubernetes accepts, and in which words it refuses others.
+//! Which names, labels and annotations Kubernetes accepts, and how it words its refusals.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What every write goes through, whichever verb brought it: defaults, admission, validation, ownership.
+//! The steps of every write, whatever its verb: defaults, admission, validation, ownership.
 
 use std::sync::Arc;
 

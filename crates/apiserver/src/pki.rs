@@ -1,7 +1,7 @@
-//! Who may talk to the server, and how a client knows that it talks to the server: certificates and the token.
+//! Certificates and the token: how the server knows its clients, and how a client knows the server.
 //!
-//! All of it lives in `DIR/pki` and survives restarts. What is missing, broken, or about to expire is made anew. The
-//! key of the certificate authority is never stored: nothing but the one server certificate is ever signed with it.
+//! All of it is in `DIR/pki` and survives restarts. What is missing, broken, or about to expire is made again. The key
+//! of the certificate authority is never stored: it signs only the one server certificate.
 
 use std::fmt;
 use std::io;
@@ -24,7 +24,7 @@ use rustls::{RootCertStore, ServerConfig};
 /// The names under which the server may be reached.
 const SERVER_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 const VALID_YEARS: i64 = 10;
-/// A certificate that has less than this left is made anew at the next start.
+/// A certificate with less than this left is replaced at the next start.
 const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Clocks that are behind ours still accept a new certificate.
 const CLOCK_SKEW_DAYS: i64 = 1;
@@ -79,7 +79,7 @@ impl Token {
         &self.0
     }
 
-    /// Whether a client showed this token, in a time that does not tell how much of it was right.
+    /// Whether a client showed this token, compared in constant time.
     pub(crate) fn is(&self, shown: &[u8]) -> bool {
         let own = self.0.as_bytes();
         let differing = own
@@ -112,7 +112,7 @@ pub struct Pki {
 }
 
 impl Pki {
-    /// Reads the credentials under `directory/pki`, and makes those that cannot be used.
+    /// Reads the credentials in `directory/pki`, and replaces those that cannot be used.
     pub fn open(directory: &Path) -> Result<Pki, AccessError> {
         let directory = directory.join("pki");
         trellis_files::make_private_directory(&directory).map_err(|source| {

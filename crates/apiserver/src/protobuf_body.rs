@@ -1,8 +1,8 @@
 //! Objects in Kubernetes' protobuf, as far as kubectl sends them.
 //!
-//! From 1.32 on, `kubectl create namespace`, `configmap`, `secret` and `kubectl auth can-i` send protobuf and take nothing
-//! else for an answer than that it was understood. So these kinds can be read; whatever else comes is refused as before, and so is
-//! a field that is not in the tables below: nothing is lost in silence.
+//! From 1.32 on, `kubectl create namespace`, `configmap`, `secret` and `kubectl auth can-i` send protobuf and do not
+//! fall back to JSON. So these kinds can be read as protobuf. Every other kind is refused, and so is a field that is
+//! not in the tables below: nothing is dropped silently.
 
 use k8s_openapi::ByteString;
 use serde_json::{Map, Value, json};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::error::CommitError;
 use crate::kind::{FieldError, Kind};
 
-/// Retry after this many seconds, said to callers that came when too much was waiting.
+/// The Retry-After, in seconds, for callers that came when too much was waiting.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 /// An answer that is not the object which was asked for.

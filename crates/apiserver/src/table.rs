@@ -1,4 +1,4 @@
-//! Tables: what `kubectl get` asks for, so that the server decides what a kind looks like in a terminal.
+//! Tables: what `kubectl get` asks for. The server decides how a kind looks in a terminal.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ pub fn wanted(accept: &str) -> bool {
     false
 }
 
-/// The table of these objects; `list_meta` is the metadata of the list that they stand in (or of the single object).
+/// The table of these objects; `list_meta` is the metadata of their list (or of the single object).
 pub fn render(
     kind: &Kind,
     objects: &[Value],

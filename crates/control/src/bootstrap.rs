@@ -1,5 +1,5 @@
-//! The objects that a machine without a cluster needs before anything else: its node, a pool, a class.
-//! Each is made if it is absent, and never changed if it is there; the pool only at the very first start.
+//! The objects that a machine without a cluster needs before anything else: its node, a pool, a class. Each is made if
+//! it is absent, and never changed if it exists. The pool is made only at the very first start.
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::api::storage::v1::StorageClass;

@@ -9,7 +9,7 @@ use kube::runtime::watcher;
 /// Namespace (empty for kinds without one) and name.
 pub type ObjectKey = (String, String);
 
-/// The group by which objects of a kind are looked up beside their name.
+/// The group by which objects of a kind are looked up, besides their name.
 pub type GroupOf<K> = fn(&K) -> Option<String>;
 
 /// All objects of one kind.
@@ -71,7 +71,7 @@ impl<K: ResourceExt> Cache<K> {
         self.read().objects.values().cloned().collect()
     }
 
-    /// Takes in one event of a watch, and answers what changed by it.
+    /// Takes in one event of a watch, and returns what it changed.
     pub fn apply(&self, event: watcher::Event<K>) -> Vec<Changed<K>> {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         match event {

@@ -1,5 +1,5 @@
-//! Which pools are on one filesystem. They share its space, so a promise on one is a promise on all of them, and they
-//! are lost together, so two copies there are worth one.
+//! Which pools are on one filesystem. They share its space, so a promise on one is a promise on all of them. They are
+//! lost together, so two copies there are worth one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

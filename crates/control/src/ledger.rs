@@ -1,8 +1,8 @@
-//! Who has been promised how much of which pool.
+//! How much of each pool has been promised, and to whom.
 //!
-//! A replica's `spec.capacity` is its reservation, durable like every object. Between the decision to
-//! reserve and the moment when the stored object is seen again, the promise stands here, under one
-//! lock: two claims that want the last gibibyte at the same time cannot both get it.
+//! A replica's `spec.capacity` is its reservation, durable like every object. From the decision to reserve until the
+//! stored object is seen again, the promise stands here, under one lock. So two claims that want the last gibibyte at
+//! the same time cannot both get it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ pub struct Ledger {
 struct State {
     replicas: HashMap<String, Entry>,
     reserved: HashMap<String, u64>,
-    /// Keys that were refused room and shall be told when some appears.
+    /// Keys that were refused room and are to be told when some appears.
     waiting: BTreeSet<String>,
 }
 
@@ -55,9 +55,9 @@ impl Ledger {
         }
     }
 
-    /// Takes in the size of a volume whose replica may not be stored yet, under the name that the replica
-    /// will have: without it a process that begins between the two would give the room away. None when
-    /// the volume is gone. Answers who waits for room if any appeared.
+    /// Takes in the size of a volume whose replica may not be stored yet, under the name that the replica will have.
+    /// Without this, a process that starts between the two would give the room away. `size` is none when the volume is
+    /// gone. Returns who waits for room, if any appeared.
     pub fn note_volume(&self, replica: &str, pool: &str, size: Option<Bytes>) -> Vec<String> {
         let mut open = self.open();
         let known = open.state.replicas.get(replica).cloned();
@@ -82,8 +82,7 @@ impl Ledger {
         }
     }
 
-    /// Takes in a replica that was stored, changed or removed, and answers who waits for room if any
-    /// appeared.
+    /// Takes in a replica that was stored, changed or removed. Returns who waits for room, if any appeared.
     pub fn note(&self, old: Option<&Replica>, new: Option<&Replica>) -> Vec<String> {
         let mut open = self.open();
         let Some(name) = new.or(old).map(|replica| replica.name_any()) else {
@@ -140,8 +139,8 @@ impl Open<'_> {
         entry.map(|entry| entry.pool.as_str())
     }
 
-    /// Promises `size` on `pool` to `replica`, and answers what it was promised before. An earlier promise
-    /// that is larger stands until the store has taken the smaller one ([`Open::settle`]).
+    /// Promises `size` on `pool` to `replica`, and returns what it was promised before. A larger earlier promise stands
+    /// until the store has taken the smaller one ([`Open::settle`]).
     pub fn promise(&mut self, replica: &str, pool: &str, size: Bytes) -> Bytes {
         let known = self.state.replicas.get(replica);
         let stored = known.map(|entry| entry.stored).unwrap_or_default();
@@ -157,8 +156,8 @@ impl Open<'_> {
         before
     }
 
-    /// What is on its way for `replica` is `size` now: because that was stored, or because a promise was
-    /// not. A replica that is gone meanwhile stays gone. Answers who waits for room if any appeared.
+    /// Sets what is on its way for `replica` to `size`, because that was stored or because a promise was not. A replica
+    /// that is gone meanwhile stays gone. Returns who waits for room, if any appeared.
     pub fn settle(&mut self, replica: &str, size: Bytes) -> Vec<String> {
         self.replace(replica, |entry| entry.promised = size)
     }
@@ -203,7 +202,7 @@ impl Open<'_> {
         weight < before
     }
 
-    /// Removes an entry and answers what it weighed.
+    /// Removes an entry and returns what it weighed.
     fn forget(&mut self, name: &str) -> u64 {
         let Some(entry) = self.state.replicas.remove(name) else {
             return 0;

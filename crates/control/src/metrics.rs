@@ -1,9 +1,8 @@
-//! What is counted about growths: how long they and their raises took, and how they ended.
+//! Counts growths: how long they and their raises took, and how they ended.
 //!
-//! All of it is taken from the events of the caches, which carry what was stored: nothing is counted that a
-//! reader of the objects could not see too. The first look at an object counts nothing, since what it tells
-//! may have been counted by an earlier process; counters begin at zero with every process, as theirs do who
-//! read them.
+//! Everything is taken from the events of the caches, which carry what was stored: nothing is counted that a reader of
+//! the objects could not see too. The first look at an object counts nothing, because an earlier process may have
+//! counted it. Counters start at zero with each process; Prometheus expects that.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -53,17 +52,17 @@ const GROWTH_BOUNDS: &[Duration] = &micros([
     3_600_000_000,
 ]);
 
-/// The result of a growth that something keeps: it is not over, and may be held several times.
+/// The result of a growth that is held: it is not over, and may be held several times.
 const HELD: &str = "Held";
 
-/// The conditions by which a claim tells what keeps its growth.
+/// The conditions by which a claim says what holds its growth.
 const HOLDING: [&str; 3] = [
     "ControllerResizeError",
     "NodeResizeError",
     "FileSystemResizePending",
 ];
 
-/// How often what time was taken.
+/// A histogram of times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     bounds: &'static [Duration],
@@ -89,7 +88,7 @@ impl Histogram {
         self.sum = self.sum.saturating_add(took);
     }
 
-    /// For each bound, and at last for no bound, how many times were not above it.
+    /// For each bound, and last for no bound, how many times were not above it.
     pub fn cumulative(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
         let bounds = self.bounds.iter().copied().map(Some).chain([None]);
         let counts = self.buckets.iter().scan(0, |sum, count| {
@@ -117,15 +116,16 @@ pub struct Counted {
     pub raises: BTreeMap<Rung, Histogram>,
     /// The time from request to done of every growth that succeeded.
     pub growths: Histogram,
-    /// How many growths came to which result, for which reason; the reason is empty where none is known.
+    /// How many growths had which result, for which reason; the reason is empty if none is known.
     pub results: BTreeMap<(&'static str, &'static str), u64>,
 }
 
 impl Default for Counted {
-    /// Everything that can be counted is there from the start: whoever computes rates would miss the first
-    /// of a kind if it came with the series.
+    /// All series exist from the start: a rate would miss the first count of a series that appears with it.
     fn default() -> Self {
-        let raises = Rung::ALL.map(|rung| (rung, Histogram::new(RAISE_BOUNDS)));
+        // The rungs that every claim on this node has; another one comes with its first raise.
+        let rungs = [Rung::Replica, Rung::Device, Rung::Filesystem];
+        let raises = rungs.map(|rung| (rung, Histogram::new(RAISE_BOUNDS)));
         let ended = [
             GrowthResult::Succeeded,
             GrowthResult::Replaced,
@@ -169,7 +169,7 @@ impl Growths {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts the raises that `new` tells of and `known` does not.
+    /// Counts the raises that `new` reports and `known` does not.
     pub fn note_rungs<'a>(
         &self,
         known: &[&RungStatus],
@@ -182,7 +182,10 @@ impl Growths {
             let is_known = known
                 .iter()
                 .any(|each| each.rung == status.rung && each.raised.as_ref() == Some(raised));
-            if !is_known && let Some(times) = self.lock().raises.get_mut(&status.rung) {
+            if !is_known {
+                let mut counted = self.lock();
+                let times = counted.raises.entry(status.rung);
+                let times = times.or_insert_with(|| Histogram::new(RAISE_BOUNDS));
                 times.observe(Duration::from_micros(raised.took_micros));
             }
         }
@@ -207,7 +210,7 @@ impl Growths {
         }
     }
 
-    /// Counts a growth that is held now and was not, or was for another reason, or was another growth.
+    /// Counts a growth that is held now and was not before, or was held for another reason, or was another growth.
     pub fn note_claim(&self, change: &Changed<PersistentVolumeClaim>) {
         let (Some(old), Some(new)) = (&change.old, &change.new) else {
             return;
@@ -225,7 +228,7 @@ fn records(volume: &Volume) -> &[GrowthRecord] {
     status.map_or(&[], |status| status.growths.as_slice())
 }
 
-/// What keeps a claim's growth, and to which size.
+/// What holds a claim's growth, and to which size.
 fn held(claim: &PersistentVolumeClaim) -> Option<(HoldReason, Option<Bytes>)> {
     let conditions = claim.status.as_ref()?.conditions.as_ref()?;
     let holding = conditions

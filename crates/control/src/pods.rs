@@ -1,5 +1,5 @@
-//! Pods in a home without a kubelet: nobody runs their containers. Each is told so at once, instead of waiting without a
-//! word.
+//! Pods in a home without a kubelet: nobody runs their containers. Each pod is told so at once, instead of waiting
+//! silently.
 
 use std::sync::Arc;
 

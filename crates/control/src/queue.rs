@@ -1,8 +1,7 @@
 //! A work queue of keys: each key waits at most once, and runs at most once at a time.
 //!
-//! A key that is pushed while it runs is run once more afterwards, so that no change is lost and no
-//! change is worked on twice. The queue is bounded by the number of keys, which is the number of
-//! volumes.
+//! A key that is pushed while it runs is run once more afterwards, so that no change is lost and none is worked on
+//! twice. The queue is bounded by the number of keys, which is the number of volumes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,10 +21,9 @@ const BACKOFF_MAX: Duration = Duration::from_secs(120);
 pub enum Run {
     /// Nothing is left to do until something changes.
     Done,
-    /// It failed and shall be tried again after a pause that doubles from one failure to the next.
+    /// It failed and is to be tried again, after a pause that doubles from one failure to the next.
     Failed,
-    /// Something holds it; it shall be tried again as after a failure. Another reason than the last time begins
-    /// with the first pause again.
+    /// Something holds it; it is tried again as after a failure. A new reason starts again with the first pause.
     Held(HoldReason),
 }
 
@@ -49,8 +47,8 @@ struct State {
     running: HashMap<String, bool>,
     /// How often each key has failed in a row, and by what.
     failures: HashMap<String, (u32, Run)>,
-    /// The retry that each failed key waits for. A key has one: a later failure outdates the earlier
-    /// timer, or every event on a key that keeps failing would add a chain of retries for ever.
+    /// The retry that each failed key waits for. A key has only one, because a later failure replaces the earlier
+    /// timer. Otherwise every event on a key that keeps failing would add a chain of retries for ever.
     retries: HashMap<String, u64>,
     retries_made: u64,
     /// Keys that a timer will push.
@@ -58,7 +56,7 @@ struct State {
 }
 
 impl Queue {
-    /// Asks for a run of `key`, because something about it has changed: pauses begin anew.
+    /// Asks for a run of `key`, because something about it has changed. Pauses start over.
     pub fn push(&self, key: &str) {
         self.state().failures.remove(key);
         self.push_again(key);
@@ -172,7 +170,7 @@ fn backoff(failures: u32) -> Duration {
         .min(BACKOFF_MAX)
 }
 
-/// The pause, longer by up to an eighth, so that what failed together is not tried again together.
+/// The pause, longer by up to an eighth, so that keys that failed together are not retried together.
 fn jittered(pause: Duration) -> Duration {
     let random = RandomState::new().build_hasher().finish() % 128;
     let eighth = pause / 8;

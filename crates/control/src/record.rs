@@ -1,7 +1,7 @@
 //! Events: what a person sees under `kubectl describe`.
 //!
-//! Events are told on the side. They never hold up a growth, and when they come faster than they can be
-//! stored, the surplus is dropped.
+//! Events are sent on the side. They never delay a growth, and if they come faster than they can be stored, the surplus
+//! is dropped.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ const REMEMBERED_MAX: usize = 4096;
 /// How long the first of several events waits for the others.
 const GATHER: Duration = Duration::from_millis(50);
 
-/// How long a stored event lives: after that, the same one is told again.
+/// How long a stored event lives. After that, the same one is sent again.
 const EVENTS_LIVE: Duration = Duration::from_secs(3600);
 
 /// Takes notes and stores them as events. Clones share it.
@@ -53,7 +53,7 @@ async fn store(client: Client, host: String, mut notes: mpsc::Receiver<Note>) {
     let mut told = Told::default();
     let mut waiting = Vec::new();
     while notes.recv_many(&mut waiting, WAITING_MAX).await > 0 {
-        // What is told a moment later shares its flush with the rest, and is not in the way of a growth.
+        // An event that is stored a moment later shares its flush with the rest, and does not delay a growth.
         tokio::time::sleep(GATHER).await;
         while let Ok(note) = notes.try_recv() {
             waiting.push(note);

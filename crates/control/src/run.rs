@@ -28,8 +28,8 @@ pub struct Settings {
     pub resync: Duration,
 }
 
-/// Starts everything on the caches of `world`, which are still empty. The tasks run until the set is dropped; the call answers when every cache has seen
-/// its first listing, and only from then on is anything decided.
+/// Starts everything on the caches of `world`, which are still empty. The tasks run until the set is dropped. The call
+/// returns when every cache has seen its first listing; nothing is decided before.
 pub async fn start(
     client: Client,
     world: Arc<World>,

@@ -1,8 +1,8 @@
 //! Measurements that may hang.
 //!
-//! A look at a filesystem whose disk does not answer can take for ever, and nothing can end it. Each is
-//! therefore made on a thread of its own and given up after a while; while it hangs it is not begun again, so
-//! that a filesystem that is down costs one thread and not one at every look.
+//! Looking at a filesystem whose disk does not answer can take for ever, and nothing can end it. So each measurement
+//! runs on a thread of its own and is given up after a while. It is not started again while it hangs, so a filesystem
+//! that is down costs one thread in all, not one for each look.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ impl Timely {
         }
     }
 
-    /// What `measure` answers; none if it takes too long, or an earlier one of `key` is still under way.
+    /// What `measure` returns; none if it takes too long, or if an earlier measurement of `key` is still under way.
     pub async fn measure<T: Send + 'static>(
         &self,
         key: &str,
@@ -57,7 +57,7 @@ impl Timely {
     }
 }
 
-/// The right to measure one thing, given back when it goes, also by a panic.
+/// The right to measure one thing, given back when it is dropped, even by a panic.
 struct Ticket {
     key: String,
     under_way: Arc<Mutex<HashSet<String>>>,

@@ -1,5 +1,5 @@
-//! How full the filesystems are that are mounted on this node: measured when somebody asks, and told in the
-//! attachments' status now and then for those who are elsewhere.
+//! How full the filesystems mounted on this node are. They are measured when somebody asks; from time to time the
+//! figures are written to the attachments' status, for other nodes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::view::now;
 use crate::world::World;
 use crate::write::{Object, Place, Write, Written, send};
 
-/// How often the attachments' status is looked at. Whoever needs it fresher measures, or scrapes.
+/// How often the attachments' status is checked. Whoever needs it fresher measures, or scrapes.
 const EVERY: Duration = Duration::from_secs(60);
 /// How long one filesystem may take to tell how full it is.
 pub const MEASURE_TIME_MAX: Duration = Duration::from_secs(1);
 /// How many filesystems are asked at the same time.
 const AT_ONCE: usize = 16;
-/// Less of a change than one part in so many is not worth a write.
+/// A change of less than one part in so many is not worth a write.
 const PARTS: u64 = 100;
 
 /// How full a filesystem is, just measured.
@@ -96,7 +96,7 @@ fn attached(world: &World, node: &str) -> BTreeMap<(String, String), InUse> {
     claims
 }
 
-/// Measures every claim that is mounted on this node, now. One that hangs keeps no other from being measured.
+/// Measures every claim that is mounted on this node, now. One that hangs does not stop the others.
 pub async fn measure(
     world: &World,
     node: &str,
@@ -112,7 +112,7 @@ pub async fn measure(
     let mounted = mounted.unwrap_or_default();
     let measured = claims.into_iter().map(|(claim, mut in_use)| {
         let gauge = gauge.clone();
-        // Without its mount, the path would tell of the filesystem below.
+        // Without its mount, the path would show the filesystem below.
         let is_mounted = mounted.contains(&in_use.volume);
         async move {
             if is_mounted {
@@ -147,7 +147,7 @@ pub async fn refresh(world: Arc<World>, client: Client, node: String, gauge: Arc
     }
 }
 
-/// The uses whose status tells something that is not so any more.
+/// The uses whose status is out of date.
 fn renewals(in_use: &InUse, now: &MicroTime) -> Vec<Write> {
     let Some(fill) = &in_use.fill else {
         return Vec::new();

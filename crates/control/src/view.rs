@@ -83,7 +83,7 @@ impl View {
         }
     }
 
-    /// Whether the volume has several copies behind a target. Its copies still tell when the volume is gone.
+    /// Whether the volume has several copies behind a target. If the volume is gone, its copies still tell.
     pub fn is_replicated(&self) -> bool {
         let copy = |each: &Arc<Replica>| each.is_of_several();
         let volume = self.volume.as_ref().map(|volume| volume.spec.replicated);
@@ -107,7 +107,7 @@ impl View {
         wanted.is_some() && (told.is_some_and(|status| status.formatted) || used || found())
     }
 
-    /// The way that its bytes take to a node. Its uses still tell when the volume is gone.
+    /// How its bytes get to a node. If the volume is gone, its uses still tell.
     pub fn way(&self) -> Via {
         let used = self.attachments.iter();
         let used = || used.clone().find_map(|each| each.status.as_ref()?.via);
@@ -119,7 +119,7 @@ impl View {
         })
     }
 
-    /// What is known of the bytes: of every copy that is used where it lies, or what the target shows.
+    /// What is known about the bytes: of every copy that is used in place, or of what the target shows.
     pub fn contents(&self) -> Vec<Option<&Content>> {
         if self.is_replicated() {
             let target = self.target.as_ref();
@@ -132,7 +132,7 @@ impl View {
             .collect()
     }
 
-    /// What is wrong with the bytes of a volume that nobody uses: they are not those of the filesystem that it shall have.
+    /// What is wrong with the bytes of an idle volume: they are not the filesystem that it should have.
     pub fn foreign_content(&self) -> Option<Hold> {
         let wanted = self.volume.as_ref()?.spec.filesystem?;
         let contents = self.contents().into_iter().flatten();
@@ -157,8 +157,8 @@ impl View {
         Some(Hold::new(reason, message))
     }
 
-    /// What the target was measured to serve; of a single copy that is used where it lies not more than that has.
-    /// None before it is there.
+    /// The size that the target was measured to serve; with a single copy that is used in place, not more than that
+    /// copy has. None before it exists.
     pub fn served(&self) -> Option<Bytes> {
         let target = self.target.as_ref()?.status.as_ref()?.capacity?;
         if self.is_replicated() {
@@ -258,7 +258,7 @@ fn attachments_of(
             .status
             .as_ref()
             .and_then(|status| status.volume.as_deref());
-        // One that waits is for whatever claim has that name, and that of this volume is gone.
+        // A use that waits is for whatever claim has that name, and the claim of this volume is gone.
         attached.map_or(claim.is_some(), |volume| volume == key)
     };
     world

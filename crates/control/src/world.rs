@@ -1,10 +1,11 @@
-//! The objects that the controllers look at, kept fresh by one watch a kind, and who is told when one
-//! of them changes.
+//! The objects that the controllers look at, kept fresh by one watch for each kind, and who is told when one of them
+//! changes.
 //!
-//! Everything is keyed by the name of a volume. A claim that has no volume yet already knows the name
-//! that its volume will have, so it has a key from the start.
+//! Everything is keyed by the name of a volume. A claim without a volume already knows the name that its volume will
+//! have, so it has a key from the start.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use tokio::task::JoinSet;
 use trellis_api::kinds::{Attachment, Pool, Replica, RungStatus, Target, Volume};
 
 use crate::cache::{Cache, Changed};
-use crate::claim::provision;
+use crate::claim::{provision, status};
 use crate::ledger::Ledger;
 use crate::metrics::Growths;
 use crate::pods;
@@ -32,8 +33,8 @@ pub const RESYNC: Duration = Duration::from_secs(600);
 /// How long a pool is left alone after a change before it is measured.
 const POOL_SETTLES: Duration = Duration::from_secs(1);
 
-/// How long a growth may be under way before that alone is worth a write. It is shorter than anybody notices;
-/// a growth that is over by then is reported once, when it is done.
+/// How long a growth may be under way before that alone is worth a write. Nobody notices so short a time, and a growth
+/// that is over by then is reported once, when it is done.
 pub const TELL_AFTER: Duration = Duration::from_millis(50);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -166,7 +167,7 @@ impl World {
         pods
     }
 
-    /// Starts one watch a kind. The second part answers when every first listing is complete.
+    /// Starts one watch for each kind. Each answer becomes true when the first listing of its kind is complete.
     pub fn watch(
         self: &Arc<Self>,
         client: &Client,
@@ -261,6 +262,23 @@ impl World {
         self.look_at_uses(|attachment| attachment.spec.path == path);
     }
 
+    /// The volume whose bytes are in a file: the file of its only copy, or the file through which its target shows
+    /// them, which is in a directory of the volume's name.
+    pub fn volume_in(&self, file: &Path) -> Option<String> {
+        let is_of = |replica: &Arc<Replica>| {
+            let path = replica.status.as_ref().and_then(|it| it.path.as_deref());
+            path.is_some_and(|path| Path::new(path) == file)
+        };
+        let replicas = self.replicas.all();
+        let copy = replicas.iter().find(|each| is_of(each));
+        let of_copy = copy.map(|replica| replica.spec.volume.clone());
+        of_copy.or_else(|| {
+            let mut names = file.iter().filter_map(|name| name.to_str());
+            let found = names.find(|name| self.volumes.get("", name).is_some());
+            found.map(str::to_owned)
+        })
+    }
+
     fn look_at_uses(&self, concerned: impl Fn(&Attachment) -> bool) {
         let attachments = self.attachments.all();
         let concerned = attachments.iter().filter(|each| concerned(each));
@@ -305,7 +323,7 @@ impl World {
         }
     }
 
-    /// A volume reserves room before its replica is stored, and lets go of it when it never will be.
+    /// A volume reserves room before its replica is stored, and releases it if the replica never will be.
     pub(crate) fn note_volume(&self, change: &Changed<Volume>) {
         self.growths.note_volume(change);
         let either = change.new.as_ref().or(change.old.as_ref());
@@ -338,7 +356,7 @@ impl World {
         }
     }
 
-    /// Several uses on one node share their rungs, and each tells of the same raise.
+    /// Several uses on one node share their rungs, and each reports the same raise.
     fn note_attachment(&self, change: &Changed<Attachment>) {
         let (Some(old), Some(new)) = (&change.old, &change.new) else {
             return;
@@ -359,10 +377,10 @@ impl World {
         }
     }
 
-    /// A pool whose wish changed is measured again; one that only reports its own measurement is not.
+    /// A pool whose spec changed is measured again; one that only reports its own measurement is not.
     fn note_pool(&self, change: &Changed<Pool>) {
         let Some(new) = &change.new else {
-            // Its directory is let go of.
+            // Its directory is released.
             let gone = change.old.as_ref();
             gone.iter()
                 .for_each(|old| self.pool_queue.push(&old.name_any()));
@@ -389,7 +407,7 @@ impl World {
         }
     }
 
-    /// A pool that somebody wants gone may go when nothing needs it any more.
+    /// A pool that is to be removed may go when nothing needs it any more.
     fn look_whether_removable(&self, pool: &str) {
         let pool = self.pools.get("", pool);
         if let Some(pool) = pool.filter(|pool| pool.metadata.deletion_timestamp.is_some()) {
@@ -467,7 +485,7 @@ impl World {
             .collect()
     }
 
-    /// A pool that changes may let any claim go on that waits for room.
+    /// A change of a pool may help any claim that waits for room.
     fn keys_of_pool(&self, pool: &Pool) -> Vec<String> {
         let name = pool.name_any();
         let mut keys = self.ledger.open().take_waiting();
@@ -513,10 +531,10 @@ fn rungs(attachment: &Attachment) -> &[RungStatus] {
 struct Follow<K> {
     /// The volumes that an object belongs to.
     keys: fn(&World, &K) -> Vec<String>,
-    /// Whether the agent has to look, beside the planner.
+    /// Whether the agent has to look, besides the planner.
     concerns_node: fn(&Changed<K>) -> bool,
     notice: fn(&World, &Changed<K>),
-    /// Takes off what nobody here reads, before the object is kept.
+    /// Removes what nobody here reads, before the object is kept.
     trim: fn(&mut K),
 }
 
@@ -539,7 +557,7 @@ impl<K: ResourceExt> Follow<K> {
     }
 }
 
-/// Of a claim's managed fields, only the question who asked for the present size is ever put.
+/// A claim's managed fields are needed for one question only: who asked for the present size.
 fn keep_requester(claim: &mut PersistentVolumeClaim) {
     claim
         .managed_fields_mut()
@@ -581,7 +599,13 @@ fn claim_concerns_node(change: &Changed<PersistentVolumeClaim>) -> bool {
             .as_ref()
             .and_then(|status| status.phase.clone())
     };
+    // That a growth is refused shows on the layers that do not grow.
+    let refusal = |claim| {
+        let said = status::refusal(claim)?;
+        Some((said.reason.clone(), said.message.clone()))
+    };
     phase(old) != phase(new)
+        || refusal(old) != refusal(new)
         || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
         || volume_name(old) != volume_name(new)
 }

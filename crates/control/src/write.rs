@@ -1,7 +1,7 @@
 //! What a plan wants done to the stored objects, as plain values.
 //!
-//! The writes of one plan do not depend on each other and are sent at the same time, so that they
-//! share one flush of the store.
+//! The writes of one plan do not depend on each other and are sent at the same time, so that they share one flush of
+//! the store.
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -115,7 +115,7 @@ pub enum Written {
     Failed(kube::Error),
 }
 
-/// Sends all writes at once and waits for all answers, which stand in the order of the writes.
+/// Sends all writes at once and waits for all answers, in the order of the writes.
 pub async fn send(client: &Client, writes: &[Write]) -> Vec<Written> {
     join_all(writes.iter().map(|write| send_one(client, write))).await
 }
@@ -123,7 +123,7 @@ pub async fn send(client: &Client, writes: &[Write]) -> Vec<Written> {
 async fn send_one(client: &Client, write: &Write) -> Written {
     let params = PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
-        // What we send has been checked by the compiler; the server need not look for fields it does not know.
+        // The compiler has checked what we send; the server need not look for unknown fields.
         field_validation: Some(ValidationDirective::Ignore),
         ..PatchParams::default()
     };

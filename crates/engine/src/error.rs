@@ -1,4 +1,4 @@
-//! What can go wrong with bytes on a disk, in sentences.
+//! Errors of bytes on a disk, as sentences.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,44 +1,42 @@
-//! Sums of blocks: what a replica keeps to know its own bytes again.
+//! Checksums of blocks, by which a replica notices that its bytes have changed.
 //!
-//! A replica has a [`Slot`] for every block of 4 KiB: the CRC32C of what the block should hold, and of what it
-//! held before. Both are taken *xor* the CRC32C of a block of zeros, so that a slot of zeros belongs to a block
-//! of zeros: a hole in the data is a hole in the sums.
+//! A replica has a [`Slot`] for every block of 4 KiB: the CRC32C of what the block should hold, and of what it held
+//! before. Both are *xor*ed with the CRC32C of a block of zeros, so a slot of zeros belongs to a block of zeros: a
+//! hole in the data is a hole in the sums.
 //!
 //! # When a sum is believed
 //!
-//! A write changes two files, and nothing changes both at once. First the slot gets the new sum and keeps the
-//! last one, then the bytes are written. So:
+//! A write changes two files, and nothing changes both at once. First the slot gets the new sum and keeps the last
+//! one; then the bytes are written. So:
 //!
-//! - **A process that dies** leaves blocks that match their sum, but for those of the one write that it was at:
-//!   these may match the sum before. A block that matches neither was changed by nobody of ours: it is rot.
-//!   So are blocks that match the sum before and are more than one write: a copy that was zeroed, or that
-//!   lost its last writes, does not pass for one that was killed.
+//! - **A process that dies** leaves blocks that match their sum, except those of the one write that it was doing:
+//!   these may match the sum before. A block that matches neither was not changed by us: it is rot. So are blocks that
+//!   match the sum before and are more than one write. A copy that was zeroed, or that lost its last writes, does not
+//!   pass for one whose process was killed.
 //! - **A machine that loses its memory** leaves any mixture of bytes and slots that were written since both were
-//!   synced. Syncing the sums with every flush would double the cost of a flush. Instead both are synced
-//!   every few seconds, and when nothing is written any more, and then an epoch is made durable: the sums are
-//!   **settled** up to there. A region's stamp is durable before the first write of an epoch, so a region whose
-//!   stamp is older than that epoch was not written since, and its sums count. Of the others a block that
-//!   matches neither sum is more likely one whose sum was lost than one that has rotted in those seconds, and
-//!   taking it for rot could lose a flushed write to an older copy. Its bytes count, as they did without sums,
-//!   and are summed anew.
+//!   synced. Syncing the sums with every flush would double the cost of a flush. Instead both are synced every few
+//!   seconds, and when writes stop. Then an epoch is made durable: the sums are **settled** up to there. A region's
+//!   stamp is durable before the first write of an epoch. So a region whose stamp is older than that epoch has not
+//!   been written since, and its sums count. In the other regions, a block that matches neither sum has more likely
+//!   lost its sum than rotted in those seconds, and taking it for rot could lose a flushed write to an older copy. Its
+//!   bytes count, as they would without sums, and get a new sum.
 //!
-//! Both are sorted out when the replica is opened ([`sort_out`]), before anybody reads. A region in doubt with
-//! blocks that have rotted all the same is told to the next coordinator as one that is equal to nobody's
-//! (`Member::suspecting`): of several copies at the same key, it chooses another one.
-//! From then on there is no doubt: a block that does not match its sum is rot, is never shown, and is mended
-//! from another copy.
+//! Both cases are sorted out when the replica is opened ([`sort_out`]), before anybody reads. A doubtful region that
+//! still has rotten blocks is reported to the next coordinator as equal to no other (`Member::suspecting`), so that it
+//! prefers another of several copies at the same key. From then on there is no doubt: a block that does not match its
+//! sum is rot, is never returned, and is repaired from another copy.
 //!
 //! # What else is written
 //!
-//! A repair overwrites a stale region, whose bytes nobody reads until bytes and sums are synced together. A
-//! repair of a region that is only damaged writes the same bytes as are there, but for those that have rotted;
-//! whatever a crash leaves of that is right or is found again. A region that becomes stale or counts again by
-//! the decision of a takeover gets that takeover's epoch as its stamp, and is in doubt after the next power loss.
+//! A repair overwrites a stale region, whose bytes nobody reads until bytes and sums are synced together. A repair of
+//! a region that is only damaged writes the same bytes again, except for the rotten ones; whatever a crash leaves of
+//! that is right or is found again. A region that becomes stale, or counts again, by the decision of a takeover gets
+//! that takeover's epoch as its stamp. It is in doubt after the next power loss.
 //!
 //! # Sums that are not known
 //!
-//! A replica that was made without sums, or whose sums were lost, gets a file in which a slot of zeros says
-//! nothing ([`Coverage::Partial`]). Writes and repairs fill it.
+//! A replica that was made without sums, or whose sums were lost, gets a file in which a slot of zeros says nothing
+//! ([`Coverage::Partial`]). Writes and repairs fill it.
 
 use crate::proto::{Epoch, Meta, MetaChange, Region};
 

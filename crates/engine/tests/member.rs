@@ -8,8 +8,8 @@ use bytes::Bytes;
 use puppet::{PROMISE, VOLUME, replica};
 use trellis_engine::member::{self, DiskOp, DiskResult, Member};
 use trellis_engine::proto::{
-    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, Forget, Geometry, JoinTerms,
-    Key, Meta, MetaChange, Region, Request, Stale, View,
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, Geometry, JoinTerms, Key, Meta,
+    MetaChange, Past, Region, Request, Stale, View,
 };
 
 const MIB: u64 = 1 << 20;
@@ -44,7 +44,7 @@ impl Puppet {
             seq: 0,
         };
         puppet.ask(Request::Join(JoinTerms {
-            forget: Forget::Nothing,
+            past: Past::Counts,
             key,
             size,
             size_version: 1,

@@ -7,9 +7,9 @@ use std::path::Path;
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
 use trellis_engine::proto::{
-    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, Forget, JoinTerms, Key,
-    Lineage, Promise, ReadFault, Region, RegionState, Request, SnapshotRecord, Stale, Surveyed,
-    View, Welcome,
+    Answer, Body, Config, Content, Entry, EntryOp, Envelope, Epoch, JoinTerms, Key, Lineage, Past,
+    Promise, ReadFault, Region, RegionState, Request, SnapshotRecord, Stale, Surveyed, View,
+    Welcome,
 };
 use trellis_engine::wire::{
     Arrival, FIELDS_BYTES_MAX, HEADER_BYTES, Lend, PAYLOAD_BYTES_MAX, Payload, Place, Sum,
@@ -18,11 +18,7 @@ use trellis_engine::wire::{
 };
 use uuid::Uuid;
 
-const FORGETS: &[Forget] = &[
-    Forget::Nothing,
-    Forget::Everything,
-    Forget::EverythingBefore,
-];
+const PASTS: &[Past] = &[Past::Counts, Past::Void, Past::VoidBeforeBeginning];
 
 /// Reads a message as a driver does: the header first, then as much as it says.
 fn read(bytes: &[u8]) -> Result<Envelope, WireError> {
@@ -122,13 +118,14 @@ fn requests() -> impl Strategy<Value = Request> {
     let lists = || prop::collection::vec(regions(), 0..50);
     let joins = (
         keys(),
-        (any::<u64>(), any::<u64>(), prop::sample::select(FORGETS)),
+        (any::<u64>(), any::<u64>(), prop::sample::select(PASTS)),
         views(),
         prop::collection::vec(snapshots(), 0..8),
     );
     prop_oneof![
         Just(Request::Hello),
         Just(Request::Survey),
+        Just(Request::Call),
         any::<(u64, u64, u64)>().prop_map(|(tag, offset, length)| Request::Allocate {
             tag,
             offset,
@@ -139,8 +136,8 @@ fn requests() -> impl Strategy<Value = Request> {
         lists().prop_map(|regions| Request::Stale { regions }),
         lists().prop_map(|regions| Request::Restamp { regions }),
         joins.prop_map(
-            |(key, (size, size_version, forget), view, snapshots)| Request::Join(JoinTerms {
-                forget,
+            |(key, (size, size_version, past), view, snapshots)| Request::Join(JoinTerms {
+                past,
                 key,
                 size,
                 size_version,
@@ -258,6 +255,7 @@ fn answers() -> impl Strategy<Value = Answer> {
         regions().prop_map(|region| Answer::RepairDone { region }),
         regions().prop_map(|region| Answer::Behind { region }),
         any::<(u64, bool)>().prop_map(|(tag, granted)| Answer::Allocated { tag, granted }),
+        Just(Answer::Heard),
         surveys().prop_map(|it| Answer::Surveyed(Box::new(it))),
         (any::<u64>(), contents(), blocks()).prop_map(|(tag, content, bad)| Answer::Salvaged {
             tag,

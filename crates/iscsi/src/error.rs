@@ -1,4 +1,4 @@
-//! What ends a connection, and what a caller may get wrong.
+//! Errors that end a connection, and mistakes that a caller can make.
 
 use thiserror::Error;
 

@@ -1,10 +1,10 @@
 //! An iSCSI target.
 //!
 //! - [`pdu`]: headers as types, framing, digests.
-//! - [`login`]: who is there, what they prove, what is agreed.
+//! - [`login`]: identity, authentication, negotiation.
 //! - [`session`]: a connection without I/O.
 //! - [`scsi`]: what commands mean.
-//! - [`unit`]: what the nexuses of a logical unit share, growth among it.
+//! - [`unit`]: what the nexuses of a logical unit share, including growth.
 //! - [`portal`]: targets, access, and the sessions that are open.
 //! - [`server`]: the driver on tokio; [`socket`]: how it writes.
 //! - [`lun`]: the trait that a volume implements; [`luns`]: volumes in memory and in a file.

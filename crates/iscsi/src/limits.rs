@@ -1,7 +1,7 @@
 //! Every bound of the target, in one place.
 //!
-//! A peer can make the target hold at most the sum of these per connection, whatever it sends: see
-//! `docs/iscsi.md` for the arithmetic.
+//! Whatever a peer sends, one connection can make the target hold at most the sum of these. `docs/iscsi.md` has the
+//! arithmetic.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub const RECV_SEGMENT_BYTES_MAX: u32 = 256 * 1024;
 /// The largest data segment that we send, whatever the peer would take.
 pub const SEND_SEGMENT_BYTES_MAX: u32 = 256 * 1024;
-/// The largest data segment before the peer has logged in. The protocol's own default.
+/// The largest data segment before the peer has logged in: the protocol's default.
 pub const LOGIN_SEGMENT_BYTES_MAX: u32 = 8192;
 /// Unsolicited data of one write, at most.
 pub const FIRST_BURST_BYTES_MAX: u32 = 256 * 1024;
@@ -20,7 +20,7 @@ pub const OUTSTANDING_R2T_MAX: u32 = 4;
 
 /// Commands that a session may have open: the width of the command window.
 pub const COMMAND_WINDOW: u32 = 128;
-/// Immediate commands that may be open beside the window.
+/// Immediate commands that may be open in addition to the window.
 pub const IMMEDIATE_MAX: usize = 16;
 /// The largest transfer of one command; larger ones are refused, and the limit is in VPD page B0h.
 pub const TRANSFER_BYTES_MAX: u32 = 8 * 1024 * 1024;
@@ -29,7 +29,7 @@ pub const DATA_OUT_BYTES_MAX: u64 = 32 * 1024 * 1024;
 /// Read data that one connection may make us hold, in flight or unsent, before reads wait.
 pub const DATA_IN_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// Memory of buffers that nobody uses at the moment and that are kept for the next large transfer.
+/// Memory of unused buffers that are kept for the next large transfer.
 pub const POOL_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Text of one login or text exchange, over all its PDUs.
@@ -70,10 +70,10 @@ pub const VERIFY_BYTES_MAX: u64 = 1024 * 1024 * 1024;
 pub const CONTROL_QUEUE: usize = 256;
 /// Bytes asked of the socket at a time.
 pub const READ_CHUNK_BYTES: usize = 256 * 1024;
-/// From this size on, data that comes in has a buffer of its own. Below it one more system call costs more than the
+/// From this size on, incoming data gets a buffer of its own. Below it one more system call costs more than the
 /// copying.
 pub const LONG_BYTES_MIN: usize = 96 * 1024;
-/// The same where a volume says where it wants the data: there it would be copied once more.
+/// The same if the volume says where it wants the data: otherwise the data would be copied once more.
 pub const LONG_BYTES_MIN_WANTED: usize = 32 * 1024;
 /// From this size on, data that lies in a file in memory is sent from there.
 pub const SPAN_BYTES_MIN: u32 = 32 * 1024;

@@ -69,7 +69,7 @@ pub enum LunError {
     /// The volume may not be written to.
     #[error("the volume is read-only")]
     ReadOnly,
-    /// The range is outside of the volume: the size that was asked for before was larger.
+    /// The range is outside the volume: the caller had seen a larger size before.
     #[error("the range is outside of the volume")]
     OutOfRange,
 }
@@ -77,12 +77,11 @@ pub enum LunError {
 /// A volume's answer.
 pub type LunResult<T> = Result<T, LunError>;
 
-/// An answer that is there already, or will be. A volume that answers at once costs no allocation and
-/// no scheduling.
+/// An answer that is ready, or will be. A volume that answers at once costs no allocation and no scheduling.
 pub enum Answer<T> {
     /// The answer is there.
     Now(LunResult<T>),
-    /// The answer will come. Dropping the future gives up the answer, not what was begun.
+    /// The answer will come. Dropping the future gives up the answer, not the operation.
     Later(Pin<Box<dyn Future<Output = LunResult<T>> + Send>>),
 }
 
@@ -146,13 +145,13 @@ pub trait Lun: Send + Sync + 'static {
     /// Bytes of a block: 512 or 4096.
     fn block_size(&self) -> u32;
 
-    /// Bytes of what is read and written as a whole behind it, at least a block. Initiators align to it.
+    /// The unit in bytes in which the volume reads and writes, at least a block. Initiators align to it.
     fn physical_block_size(&self) -> u32 {
         4096
     }
 
-    /// How large it is now, in bytes, looked at with every command. Growth is announced by answering
-    /// more: the target gives every session its unit attention. It never answers less than before.
+    /// Its current size in bytes, read with every command. To announce a growth, return more: the target gives every
+    /// session its unit attention. It never returns less than before.
     fn size(&self) -> u64;
 
     /// Whether it may only be read, now.
@@ -164,16 +163,15 @@ pub trait Lun: Send + Sync + 'static {
     /// Read a range.
     fn read(&self, offset: u64, len: u32) -> Answer<Chunks>;
 
-    /// Where a range lies, if it is best read by sending it from there: a file in memory, which never waits and does
-    /// not fail. (If it fails all the same, the connection ends: the initiator has been promised the data by then.)
-    /// What is written to the range before the initiator has received it may be seen or not, as with any two commands
-    /// that are under way at the same time.
+    /// Where a range lies, if it is best sent from there: a file in memory, which never blocks and does not fail. (If
+    /// it fails anyway, the connection ends: the initiator has been promised the data by then.) A write to the range
+    /// before the initiator has received it may be visible or not, as with any two commands that run at the same time.
     fn span(&self, _offset: u64, _len: u32) -> Option<Span> {
         None
     }
 
-    /// Write the pieces one after the other from `offset` on. With `fua` they are durable when it answers.
-    /// A piece is a part of the buffer that it was received into: who keeps it for long should copy it.
+    /// Write the pieces one after the other from `offset` on. With `fua` they are durable when it answers. A piece is
+    /// a part of the receive buffer: copy it to keep it for long.
     fn write(&self, offset: u64, data: Chunks, fua: bool) -> Answer<()>;
 
     /// Make a range read as zeros. With `deallocate` its space should be given back.

@@ -1,7 +1,7 @@
-//! Buffers for large reads and writes, used again and again.
+//! Reusable buffers for large reads and writes.
 //!
-//! An allocator gives a buffer of this size back to the system when it is freed, and the next one is paid for
-//! with a page fault for every page: for a read of 1 MiB that is more than the reading itself.
+//! An allocator returns a buffer of this size to the system when it is freed, and the next one costs a page fault for
+//! every page. For a read of 1 MiB that is more than the reading itself.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,7 @@ pub trait Room: AsRef<[u8]> + AsMut<[u8]> + Send + Sync {}
 
 impl<T: AsRef<[u8]> + AsMut<[u8]> + Send + Sync> Room for T {}
 
-/// Where a volume would like to have the data of long writes: what is received there need not be copied.
+/// Where a volume wants the data of long writes: data received there need not be copied.
 pub trait Memory: fmt::Debug + Send + Sync {
     /// Room for so many bytes, if there is some.
     fn take(&self, len: usize) -> Option<Box<dyn Room>>;

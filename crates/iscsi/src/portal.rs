@@ -1,4 +1,4 @@
-//! What all connections share: the targets, who may use them, and the sessions that are open.
+//! What all connections share: the targets, their access rules, and the open sessions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -82,7 +82,7 @@ impl Target {
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = access;
     }
 
-    /// Serve a volume under a number; sessions that are open are told that the list has changed.
+    /// Serve a volume under a number. Open sessions are told that the list has changed.
     ///
     /// # Errors
     /// The number is taken, there are too many, or the volume's block size cannot be served.
@@ -168,7 +168,7 @@ pub type Released = mpsc::Receiver<Infallible>;
 /// What one session asks of another.
 #[derive(Debug, Clone)]
 pub enum Control {
-    /// Abort all tasks, of one logical unit or of all; let go of the hold when none is left.
+    /// Abort all tasks, of one logical unit or of all; drop the hold when none is left.
     Abort {
         /// The logical unit's number, `None` for all.
         unit: Option<u16>,
@@ -228,7 +228,7 @@ pub struct SessionSeat {
 }
 
 impl SessionSeat {
-    /// Take the session's place at its logical units. To be called when the session that it replaces is gone.
+    /// Take the session's place at its logical units. Call it when the session that it replaces is gone.
     pub fn join(&self) {
         for (_, unit) in self.target.iter().flat_map(|target| target.units()) {
             unit.join(&self.nexus);
@@ -374,7 +374,7 @@ impl Portal {
         self.close_where(reason, |_| true);
     }
 
-    /// Let a session in. One of the same initiator port at the same target is told to end.
+    /// Admit a session. One of the same initiator port at the same target is told to end.
     ///
     /// # Errors
     /// There are too many.

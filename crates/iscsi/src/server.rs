@@ -1,8 +1,8 @@
 //! The driver: sockets, timers, and the futures of volumes.
 //!
-//! One task serves a connection. Each time it is woken it takes what has been answered, reads what has
-//! come, starts what can be started and writes all that is ready in one call, until nothing moves any
-//! more. Nothing is spawned for a command.
+//! One task serves a connection. Each time it is woken it takes the answers that are ready, reads what has come,
+//! starts what can start, and writes everything that is ready in one call, until nothing moves any more. Nothing is
+//! spawned for a command.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -157,8 +157,8 @@ impl Server {
         lock(&self.connections).half_open.len()
     }
 
-    /// Stop: no new connections; initiators are asked to log out, then the rest is ended. What volumes
-    /// have begun is waited for.
+    /// Stop: accept no new connections, ask initiators to log out, then end the rest. Waits for operations that
+    /// volumes have begun.
     pub async fn stop(mut self) {
         self.accepting.abort();
         let _aborted = (&mut self.accepting).await;
@@ -177,7 +177,7 @@ impl Drop for Server {
     }
 }
 
-/// A long queue: a flood of connections must not make the system drop those of others.
+/// A long queue, so that a flood of connections does not make the system drop those of others.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() {
         TcpSocket::new_v4()?
@@ -425,7 +425,7 @@ impl Driver {
         Ok(moved)
     }
 
-    /// The timer is set again only when it has gone off: hearing from the peer costs no timer.
+    /// The timer is set again only when it has expired, so hearing from the peer costs no timer.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Result<bool, Disconnect> {
         let mut moved = false;
         while self.timer.as_mut().poll(cx).is_ready() {
@@ -436,7 +436,7 @@ impl Driver {
         Ok(moved)
     }
 
-    /// Write the last words, and wait for what volumes have begun: only then may another session take over.
+    /// Write the last words, and wait for operations that volumes have begun: only then may another session take over.
     async fn end(&mut self, reason: &Disconnect) {
         if !matches!(
             reason,

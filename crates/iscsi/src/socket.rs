@@ -1,4 +1,4 @@
-//! Writing to a socket what lies in memory and what lies in files.
+//! Writes to a socket, from memory and from files.
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
@@ -9,8 +9,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use crate::limits::WRITE_SLICES_MAX;
 use crate::pdu::Outbox;
 
-/// Write as much of what waits as one call takes; answers how much that was. Nothing must be written when nothing
-/// waits.
+/// Write as much of the queue as one call takes, and return how much that was. The queue must not be empty.
 ///
 /// # Errors
 /// The socket cannot take anything. [`io::ErrorKind::UnexpectedEof`] says that it was the file that failed.

@@ -1,8 +1,8 @@
 //! A logical unit: a volume and what its nexuses share about it.
 //!
-//! Growth needs no call: the volume's size is looked at with every command of every nexus, before
-//! anything else. Whoever sees a new size first leaves the unit attention "capacity data has changed"
-//! for every nexus, once; a nexus that joins later has never known the old size and gets none.
+//! Growth needs no call. Every command of every nexus first looks at the volume's size. The first one that sees a new
+//! size leaves the unit attention "capacity data has changed" for every nexus, once. A nexus that joins later never
+//! knew the old size and gets none.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -135,7 +135,7 @@ impl Unit {
         state
     }
 
-    /// Whether a command may run; `None` for one that cannot be understood, which only an attention stops.
+    /// Whether a command may run; `None` for one that cannot be parsed, which only an attention stops.
     ///
     /// # Errors
     /// See [`Stopped`]. An attention is told once: it is gone with this answer.
@@ -186,7 +186,7 @@ impl Unit {
         }
     }
 
-    /// The logical unit was reset: what initiators have set is gone, but for persistent reservations.
+    /// The logical unit was reset: everything that initiators have set is gone, except persistent reservations.
     pub(crate) fn reset(&self) {
         let mut state = lock(&self.state);
         state.reserved_by = None;

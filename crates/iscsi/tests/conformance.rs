@@ -1,178 +1,39 @@
-//! libiscsi's conformance suite, `iscsi-test-cu`, against our target.
-//!
-//! Its framework counts a skipped test as passed. Here skips are counted apart, and each must be in the
-//! list of what we do not have, which `docs/iscsi.md` gives with reasons.
+//! libiscsi's conformance suite, `iscsi-test-cu`, against our target and a volume in memory. The binary's own tests run
+//! it against a volume of three copies.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
+mod suite;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use common::{MIB, TARGET};
-use tokio::process::Command;
+use suite::{
+    NOT_SUPPORTED, PHYSICAL_BLOCKS, SUITE_SKIPS, Verdict, WANTS_512_BYTES, WANTS_ANOTHER_BLOCK,
+    check_skips, command, judge,
+};
 use trellis_iscsi::luns::RamLun;
 use trellis_iscsi::{Access, Lun, Server, ServerConfig, Target};
 
-/// Suites, or single tests, that are skipped because we do not have the feature.
-const NOT_SUPPORTED: &[&str] = &[
-    "ExtendedCopy",
-    "PreventAllow",
-    "ReadDefectData10",
-    "ReadDefectData12",
-    "ReceiveCopyResults",
-    "Sanitize",
-    "StartStopUnit.Simple",
-    "WriteAtomic16",
-];
-
-/// Skipped by the suite itself whatever a target does, on an ordinary volume.
-const SUITE_SKIPS: &[&str] = &[
-    // It takes the refusal that it asks for as "not implemented".
-    "ReportSupportedOpcodes.OneCommand",
-    // Wants a volume that may not be written to: it has a run of its own below.
-    "ReadOnly.ReadOnlySBC",
-];
-
-/// Skipped where a physical block is a logical block; they have a run of their own below.
-const PHYSICAL_BLOCKS: &[&str] = &[
-    "CompareAndWrite.InvalidDataOutSize",
-    "WriteSame10.InvalidDataOutSize",
-    "WriteSame10.UnmapUnaligned",
-    "WriteSame16.InvalidDataOutSize",
-    "WriteSame16.UnmapUnaligned",
-];
-
-/// The suite sends 512 bytes for one block whatever the block size, and expects them to be written.
-const WANTS_512_BYTES: &[&str] = &[
-    "ProutReserve.AccessEA",
-    "ProutReserve.AccessEAAR",
-    "ProutReserve.AccessEARO",
-    "ProutReserve.AccessWE",
-    "ProutReserve.AccessWEAR",
-    "ProutReserve.AccessWERO",
-];
-
-#[derive(Debug, PartialEq, Eq)]
-enum Verdict {
-    Passed,
-    Failed,
-    Skipped,
-}
-
-/// The verdicts of a run in the suite's verbose form.
-fn verdicts(output: &str) -> BTreeMap<String, Verdict> {
-    let mut verdicts = BTreeMap::new();
-    let (mut suite, mut test) = (String::new(), None::<String>);
-    let mut said = String::new();
-    let mut settle = |test: &mut Option<String>, said: &mut String| {
-        if let Some(name) = test.take() {
-            let verdict = if said.contains("[SKIPPED]") {
-                Verdict::Skipped
-            } else if said
-                .lines()
-                .any(|line| line.trim_start().starts_with("passed"))
-            {
-                Verdict::Passed
-            } else {
-                Verdict::Failed
-            };
-            verdicts.insert(name, verdict);
-        }
-        said.clear();
-    };
-    for line in output.lines() {
-        if let Some(name) = line.strip_prefix("Suite: ") {
-            settle(&mut test, &mut said);
-            suite = name.trim().to_owned();
-        } else if let Some((name, rest)) = line
-            .strip_prefix("  Test: ")
-            .and_then(|line| line.split_once(" ..."))
-        {
-            settle(&mut test, &mut said);
-            test = Some(format!("{suite}.{name}"));
-            said.push_str(rest);
-            said.push('\n');
-        } else if line.starts_with("Run Summary") {
-            settle(&mut test, &mut said);
-        } else {
-            said.push_str(line);
-            said.push('\n');
-        }
-    }
-    verdicts
-}
-
-/// Run a part of the suite, with two paths, against a volume; exactly the tests of `broken` may fail.
+/// Runs a part of the suite against a volume; exactly the tests of `broken` may fail.
 async fn run(part: &str, lun: Arc<dyn Lun>, broken: &[&str]) -> BTreeMap<String, Verdict> {
     let server = Server::bind("127.0.0.1:0".parse().unwrap(), ServerConfig::default()).unwrap();
     let target = Target::new(TARGET, Access::default()).unwrap();
     target.add_unit(0, lun).unwrap();
     server.portal().add_target(target).unwrap();
     let url = format!("iscsi://{}/{TARGET}/0", server.local_addr());
-    let run = Command::new("iscsi-test-cu")
-        .args([
-            "--dataloss",
-            "--allow-sanitize",
-            "--verbose",
-            "--test",
-            part,
-            &url,
-            &url,
-        ])
+    let run = tokio::process::Command::from(command(part, &url))
         .kill_on_drop(true)
         .output();
     let output = tokio::time::timeout(Duration::from_secs(170), run)
         .await
         .expect("the suite ends")
         .expect("the suite is installed");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let verdicts = verdicts(&text);
-    let failed: Vec<_> = verdicts
-        .iter()
-        .filter(|(_, verdict)| **verdict == Verdict::Failed)
-        .map(|(name, _)| name.as_str())
-        .collect();
-    assert!(
-        failed == broken && output.status.success() == broken.is_empty(),
-        "{failed:?}\n{text}"
-    );
+    let verdicts = judge(&output, broken);
     server.stop().await;
     verdicts
-}
-
-fn listed(name: &str, list: &[&str]) -> bool {
-    list.iter().any(|each| {
-        *each == name
-            || name
-                .split_once('.')
-                .is_some_and(|(suite, _)| suite == *each)
-    })
-}
-
-fn check_skips(verdicts: &BTreeMap<String, Verdict>, expected: &[&[&str]]) {
-    for (name, verdict) in verdicts {
-        let expected = expected.iter().any(|list| listed(name, list));
-        assert_eq!(
-            *verdict == Verdict::Skipped,
-            expected,
-            "{name}: {verdict:?}"
-        );
-    }
-    let count = |wanted: Verdict| {
-        verdicts
-            .values()
-            .filter(|verdict| **verdict == wanted)
-            .count()
-    };
-    println!(
-        "{} tests: {} passed, {} failed as known, {} skipped",
-        verdicts.len(),
-        count(Verdict::Passed),
-        count(Verdict::Failed),
-        count(Verdict::Skipped)
-    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -223,10 +84,14 @@ fn every_skip_has_its_reason_in_the_documentation() {
     // Fails if the lists above and the list that users read differ.
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/iscsi.md"))
         .unwrap();
-    for name in [NOT_SUPPORTED, SUITE_SKIPS, PHYSICAL_BLOCKS, WANTS_512_BYTES]
-        .into_iter()
-        .flatten()
-    {
+    let lists = [
+        NOT_SUPPORTED,
+        SUITE_SKIPS,
+        PHYSICAL_BLOCKS,
+        WANTS_512_BYTES,
+        WANTS_ANOTHER_BLOCK,
+    ];
+    for name in lists.into_iter().flatten() {
         assert!(
             page.contains(&format!("`{name}`")),
             "{name} is not in docs/iscsi.md"

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,12 @@ fn ten_thousand_half_open_connections_do_not_stop_a_session() {
     .unwrap();
     let room = usize::try_from(hard.saturating_sub(SPARE)).unwrap_or(WANTED);
     let count = WANTED.min(room);
-    println!("{count} half-open connections (descriptor limit {hard})");
+    if count < WANTED {
+        // Past the capture of the test runner: a smaller flood must not pass for the whole one.
+        let told =
+            format!("flood: {count} of {WANTED} connections, for want of descriptors ({hard})\n");
+        std::io::stderr().write_all(told.as_bytes()).unwrap();
+    }
     assert!(
         count >= HALF_OPEN_MAX * 2,
         "too few descriptors for a flood"

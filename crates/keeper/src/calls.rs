@@ -1,13 +1,13 @@
-//! Whether targets answer. A process that is frozen does not end, and nobody would start another one.
+//! Checks whether targets answer. A frozen process does not end, so nothing else would replace it.
 
 use std::time::{Duration, Instant};
 
 /// How often a target is called.
 const CALL_EVERY: Duration = Duration::from_secs(2);
-/// How long it may take for an answer before it is called silent. Together with [`CALL_EVERY`] that is less than five
+/// How long an answer may take before the target is called silent. Together with [`CALL_EVERY`] that is less than five
 /// seconds.
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(2500);
-/// A keeper that comes to its work so late was itself kept from it, and has no right to complain of others.
+/// If the keeper gets to its work this late, it was itself held up, and does not complain about others.
 const LATE: Duration = Duration::from_secs(1);
 /// How long a target may be silent before it is killed, unless the service says otherwise.
 pub const SILENCE_TIME_MAX: Duration = Duration::from_secs(15);
@@ -81,7 +81,7 @@ impl Calls {
         self.silent = false;
     }
 
-    /// Begins anew if the keeper comes so late that its own time was lost.
+    /// Starts over if the keeper comes so late that its own time was lost.
     pub fn forgive(&mut self, now: Instant, late: Duration) {
         if late >= LATE
             && let Some(called) = &mut self.called

@@ -1,4 +1,4 @@
-//! The keeper's one thread: waits until somebody asks, a process ends or something is due, and does that.
+//! The keeper's only thread: it waits for a request, the end of a process or a due time, and acts on it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -107,7 +107,7 @@ pub fn run(settings: &Settings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Listens: whoever sees the socket by its name can connect.
+/// Listens before the socket gets its name, so a client that sees the socket can connect.
 fn listen(paths: &ProcessPaths) -> io::Result<OwnedFd> {
     match std::fs::remove_file(&paths.deaf_socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -123,7 +123,8 @@ fn listen(paths: &ProcessPaths) -> io::Result<OwnedFd> {
 }
 
 impl Keeper {
-    /// Whether it should go on. One that is idle stays for a moment, because the service may be about to come back.
+    /// Whether the keeper should go on. An idle keeper stays for a moment, because the service may be about to come
+    /// back.
     fn has_work(&mut self, now: Instant) -> bool {
         let idle = self.peers.is_empty() && self.held.is_empty() && self.processes.is_empty();
         if !idle {
@@ -344,7 +345,7 @@ impl Keeper {
         }
     }
 
-    /// Tells whoever watches. One who does not listen is let go of, and asks anew when it sees that.
+    /// Sends an event to all subscribers. One that does not read is dropped, and subscribes again when it sees that.
     fn tell(&mut self, events: &[Event]) {
         for event in events {
             self.peers

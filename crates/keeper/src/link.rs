@@ -1,4 +1,4 @@
-//! A connection to the keeper, from those who ask it.
+//! A client's connection to the keeper.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use crate::message::{Answer, Event, Request, receive, send};
 /// How long the keeper may take for an answer. It does nothing that takes time.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A connection. The keeper knows by its end that this process has gone, and the other way round.
+/// A connection. Each side learns from its end that the other has gone.
 #[derive(Debug)]
 pub struct Link {
     socket: OwnedFd,

@@ -1,5 +1,5 @@
-//! What is said to the keeper: one request, one answer, as JSON, with descriptors beside it where a FUSE connection
-//! changes hands. Who asks to be told is sent events, one message each.
+//! Messages to the keeper: one request, one answer, as JSON, with descriptors attached when a FUSE connection changes
+//! hands. A client that subscribes gets events, one message each.
 
 use std::ffi::OsString;
 use std::io;
@@ -31,11 +31,11 @@ pub enum Request {
         /// Its name.
         name: String,
     },
-    /// To hold the FUSE connection of a volume; its descriptors come with the message. They replace what was held.
+    /// Hold the FUSE connection of a volume; its descriptors come with the message, and replace those held before.
     Deposit {
         /// The volume.
         volume: String,
-        /// What a successor has to know beside the descriptors. The keeper does not look at it.
+        /// What a successor has to know besides the descriptors. The keeper does not look at it.
         note: String,
     },
     /// For duplicates of what is held of a volume.

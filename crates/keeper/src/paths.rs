@@ -72,7 +72,7 @@ impl RunDir {
 pub struct ProcessPaths {
     /// Where it listens.
     pub socket: PathBuf,
-    /// The socket until it listens: whoever sees it by its real name can connect.
+    /// The socket's name until it listens: a client that sees the real name can connect.
     pub deaf_socket: PathBuf,
     /// Locked as long as it lives; holds its pid.
     pub lock: PathBuf,

@@ -1,21 +1,23 @@
-//! A process that outlives whoever started it: found by a lock, started with a log, ended by its pid.
+//! A process that outlives its parent: found by a lock, started with a log, ended by its pid.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::paths::ProcessPaths;
 
-/// A log that is longer begins anew with the next start.
+/// A log longer than this is started over at the next start.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// How much of its end is told when a process does not start.
 const LOG_TAIL_BYTES: u64 = 600;
@@ -23,6 +25,8 @@ const LOG_TAIL_BYTES: u64 = 600;
 pub const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// For how long a look at a lock may seem to be a process that holds it.
 const LOOK_TIME_MAX: Duration = Duration::from_millis(100);
+/// How long a process may take to go that was killed. One that waits in the kernel goes when it gets through.
+const KILL_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The lock that a process holds as long as it lives.
 pub struct Life {
@@ -80,6 +84,73 @@ pub fn living(path: &Path) -> std::io::Result<Option<Pid>> {
     }
 }
 
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// There was none.
+    NotThere,
+    /// It ended when it was asked to.
+    Asked,
+    /// It did not, and was killed.
+    Killed,
+}
+
+/// Ends the process that holds the lock, and waits until it is gone. It has `grace` to end by itself.
+pub fn end(lock: &Path, grace: Duration) -> std::io::Result<Ending> {
+    let Some(pidfd) = held_by(lock)? else {
+        return Ok(Ending::NotThere);
+    };
+    // It may just have ended, which is what is wanted.
+    let _ = pidfd_send_signal(&pidfd, Signal::TERM);
+    if has_ended(&pidfd, grace)? {
+        return Ok(Ending::Asked);
+    }
+    let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+    if has_ended(&pidfd, KILL_TIME_MAX)? {
+        Ok(Ending::Killed)
+    } else {
+        Err(std::io::ErrorKind::TimedOut.into())
+    }
+}
+
+/// The process that holds the lock, so that no other one can be meant.
+fn held_by(lock: &Path) -> std::io::Result<Option<OwnedFd>> {
+    let deadline = Instant::now() + LOOK_TIME_MAX;
+    let pid = loop {
+        match living(lock) {
+            // It has not written its number yet.
+            Err(error)
+                if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < deadline => {}
+            other => break other?,
+        }
+        std::thread::sleep(LOOK_EVERY);
+    };
+    let Some(pid) = pid else {
+        return Ok(None);
+    };
+    let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(Errno::SRCH) => return Ok(None),
+        other => other?,
+    };
+    // Otherwise it has ended between the two looks, and its number may be another's.
+    Ok((living(lock)? == Some(pid)).then_some(pidfd))
+}
+
+/// Waits until the process has ended. Answers whether it has, within `limit`.
+pub fn has_ended(pidfd: impl AsFd, limit: Duration) -> std::io::Result<bool> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+        match poll(&mut polled, left.as_ref()) {
+            Ok(ended) => return Ok(ended > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
 /// This program under a hidden verb, with a log and away from the terminal.
 pub fn command(paths: &ProcessPaths, arguments: &[impl AsRef<OsStr>]) -> std::io::Result<Command> {
     let too_long = |log: &Path| std::fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES_MAX);
@@ -100,12 +171,12 @@ pub fn command(paths: &ProcessPaths, arguments: &[impl AsRef<OsStr>]) -> std::io
     Ok(command)
 }
 
-/// Starts this program again under a hidden verb, apart from this process and its terminal.
+/// Starts this program again with a hidden verb, detached from this process and its terminal.
 pub fn start(paths: &ProcessPaths, arguments: &[impl AsRef<OsStr>]) -> std::io::Result<Child> {
     command(paths, arguments)?.process_group(0).spawn()
 }
 
-/// Waits until `ready` says so. Answers false if the process ended first or the time is over.
+/// Waits until `ready` returns true. Returns false if the process ended first or the time is over.
 pub fn comes_up(child: &mut Child, limit: Duration, ready: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,4 +1,4 @@
-//! The processes that shall run: started, watched, started again with pauses, and ended.
+//! The processes that must run: started, watched, restarted with pauses, and ended.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,9 +15,9 @@ use crate::paths::{ProcessPaths, RunDir};
 use crate::process::{self, living};
 use crate::wanted::WantedFile;
 
-/// A process that ends earlier after its start is given a pause before the next one.
+/// A process that ends sooner than this after its start is restarted after a pause.
 const YOUNG: Duration = Duration::from_secs(1);
-/// The pause before such a process is started again, which doubles each time.
+/// The pause before such a restart. It doubles each time.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How long a process has to end by itself before it is killed.
@@ -49,7 +49,7 @@ struct Entry {
 struct Running {
     /// Readable when the process has ended.
     pidfd: OwnedFd,
-    /// The process, if it is this one's child and has to be let go of when it has ended.
+    /// The process, if it is our child and must be reaped when it has ended.
     child: Option<Child>,
 }
 
@@ -66,7 +66,7 @@ impl Entry {
         }
     }
 
-    /// Takes over a process that somebody else has started. Answers whether there is one.
+    /// Adopts a process that is already running. Returns whether there is one.
     fn adopt(&mut self) -> io::Result<bool> {
         let Some(pid) = living(&self.paths.lock)? else {
             return Ok(false);
@@ -152,7 +152,7 @@ impl Processes {
         self.entries.is_empty()
     }
 
-    /// Has a process run. One that waits for its next start is started now, unless it has just been.
+    /// Makes a process run. One that waits for its next start is started now, unless it was started just before.
     pub fn want(&mut self, wanted: Wanted, now: Instant) -> io::Result<()> {
         let entry = self.entry(&wanted.volume, &wanted.name);
         if entry.running.is_none() {
@@ -205,7 +205,7 @@ impl Processes {
         self.file.store(wanted)
     }
 
-    /// Starts what is due, and kills what has not ended in time. Answers what there is to tell.
+    /// Starts what is due, and kills what has not ended in time. Returns the events to report.
     pub fn attend(&mut self, now: Instant) -> Vec<Event> {
         let mut events = Vec::new();
         for ((volume, name), entry) in &mut self.entries {

@@ -1,9 +1,9 @@
-//! The file that says what shall run.
+//! The file that lists what must run.
 //!
-//! It is for the next keeper of the same run of the kernel. After a restart of the machine nothing is in use, and the
-//! service says anew what shall run; so a file of an earlier run is not read, and no write of it has to reach the
-//! disk before the keeper goes on. A keeper that waited for a busy disk would not notice that a process has died.
-//! The file is replaced as a whole, so that a keeper that is killed leaves the old one or the new one.
+//! It is for the next keeper in the same run of the kernel. After a restart of the machine nothing is in use, and the
+//! service says again what must run. So a file of an earlier run is not read, and no write of it has to reach the disk
+//! before the keeper goes on: a keeper that waited for a busy disk would not notice that a process has died. The file
+//! is replaced as a whole, so a killed keeper leaves the old one or the new one.
 
 use std::io;
 use std::path::{Path, PathBuf};

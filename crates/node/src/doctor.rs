@@ -1,7 +1,6 @@
 //! Facts about this machine that decide what Trellis can do on it.
 //!
-//! Each finding says what was seen, what does not work without it, and how to get it. Nothing is
-//! changed by looking.
+//! Each finding says what was seen, what does not work without it, and how to get it. Looking changes nothing.
 
 use std::fs;
 use std::path::Path;

@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
 
-/// How much of each output stream is kept; the rest is read and dropped, so that the program never
-/// blocks on a full pipe.
+/// How much of each output stream is kept. The rest is read and dropped, so the program never blocks on a full pipe.
 const OUTPUT_BYTES_MAX: u64 = 16 * 1024;
 /// How much of the output goes into an error sentence.
 const OUTPUT_CHARS_IN_ERROR: usize = 400;
-/// How long a killed program is waited for. One that is stuck in the kernel outlives that.
+/// How long to wait for a killed program. One that is stuck in the kernel outlives that.
 const KILL_TIME_MAX: Duration = Duration::from_secs(2);
 /// The pause between two looks at a running program, from the first to the longest.
 const POLL_FIRST: Duration = Duration::from_millis(1);
@@ -58,7 +57,7 @@ impl Program {
             .find(|path| path.is_file())
     }
 
-    /// Runs the program to its end and answers what it printed, or the error that it ended with.
+    /// Runs the program to its end and returns its output, or the error that it ended with.
     pub fn run(self, arguments: &[String], limit: Duration) -> Result<Output> {
         let path = self.find().ok_or(Error::ProgramMissing {
             program: self.name,
@@ -105,7 +104,7 @@ impl Program {
     }
 }
 
-/// Waits until the child ends, or kills it when the time is over and answers `None`.
+/// Waits until the child ends, or kills it when the time is over and returns `None`.
 fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     if let Some(status) = wait_for(child, limit)? {
         return Ok(Some(status));

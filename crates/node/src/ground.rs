@@ -1,9 +1,9 @@
-//! What a directory stands on: which filesystem, and whether a pool can be there.
+//! Which filesystem a directory is on, and whether a pool can be there.
 //!
-//! A filesystem is told apart by its own identity where it has one that outlives a restart: the uuid of xfs and btrfs
-//! (whose subvolumes have device numbers of their own and share all space), the id that ext makes of its uuid. Any other
-//! is known by the device number of its superblock, which is good for one run of the kernel. An overlay counts as a
-//! filesystem of its own, also if another pool is on the filesystem below it: the kernel does not tell.
+//! A filesystem is identified by an id that outlives a restart, if it has one: the uuid of xfs and btrfs (whose
+//! subvolumes have device numbers of their own and share all space), or the id that ext derives from its uuid. Any
+//! other is identified by the device number of its superblock, which is valid for one run of the kernel. An overlay
+//! counts as a filesystem of its own even if another pool is on the filesystem below it: the kernel does not say.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,8 @@ use crate::sys::{fsctl, loopdev, mount};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where the kernel shows itself as files, whatever carries them.
+/// Where the kernel shows itself as files, whatever carries them. A mount below one of them, such as `/dev/shm`, is
+/// judged by what it is.
 const OF_THE_SYSTEM: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Filesystems that hold no data of anybody.
@@ -165,7 +166,11 @@ fn judge(
         return Err(Unfit::Root);
     }
     let fs_type = below.map_or("unknown", |mount| mount.fs_type.as_str());
-    let of_system = OF_THE_SYSTEM.iter().any(|each| path.starts_with(each));
+    let of_system = OF_THE_SYSTEM.iter().map(Path::new).any(|system| {
+        let is_below =
+            |mount: &Mount| mount.mount_point != system && mount.mount_point.starts_with(system);
+        path.starts_with(system) && !below.is_some_and(is_below)
+    });
     if of_system || WITHOUT_DATA.contains(&fs_type) {
         let fs_type = fs_type.to_owned();
         return Err(Unfit::System {

@@ -1,7 +1,7 @@
-//! Who keeps a mount or a device in use: a bounded look through /proc, for an error that helps.
+//! Which processes keep a mount or a device in use: a bounded look through /proc, for a helpful error.
 //!
-//! The answer may miss holders (a process that ended meanwhile, one beyond the bounds); it is never
-//! used to decide anything.
+//! The answer may miss holders (a process that has just ended, or one beyond the bounds). It is never used to decide
+//! anything.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -77,3 +77,16 @@ fn what_is_a_pool_or_a_volume_already_is_found_by_what_it_is() {
         Ok(())
     );
 }
+
+// Fails if a filesystem that somebody mounted below `/dev` is refused, or what the kernel has there is not.
+#[test]
+fn a_mount_below_the_kernels_own_directories_is_judged_by_what_it_is() {
+    let bench = Bench::new();
+    let data = bench.dir("data");
+    let in_memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    assert_eq!(require_fit(in_memory.path(), &data, &[]).unwrap(), Ok(()));
+    for of_the_kernel in ["/dev", "/dev/pts", "/proc/sys", "/sys/kernel"] {
+        let found = require_fit(Path::new(of_the_kernel), &data, &[]).unwrap();
+        assert!(matches!(found, Err(Unfit::System { .. })), "{found:?}");
+    }
+}

@@ -1,5 +1,6 @@
-//! Everything that is stored about a claim, loaded from the service, and what it amounts to.
+//! Everything that is stored about a claim, loaded from the service, and what it means.
 
+pub mod health;
 pub mod ladder;
 #[cfg(test)]
 pub mod samples;
@@ -9,17 +10,19 @@ use std::sync::Arc;
 use futures::TryFutureExt;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use trellis_api::kinds::{Attachment, Replica, Target, VOLUME_LABEL, Volume};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
-use trellis_control::claim::class::Class;
+use trellis_control::claim::redundancy::unasked;
 use trellis_control::claim::{provision, status};
 use trellis_control::view::View;
 use trellis_control::world::volume_name;
 
+use self::health::{degraded, other_provisioner};
 use crate::connect::Service;
 use crate::exit::from_service;
 use crate::output::Tone;
@@ -83,13 +86,9 @@ pub async fn load_all(client: &Client, namespace: Option<&str>) -> anyhow::Resul
         replicas,
         attachments,
     };
-    let foreign = |view: &View| {
-        view.class
-            .as_deref()
-            .is_some_and(|class| !Class::is_ours(class))
-    };
     let views = claims.into_iter().map(|claim| stock.view(claim));
-    let mut views: Vec<View> = views.filter(|view| !foreign(view)).collect();
+    let is_ours = |view: &View| other_provisioner(view).is_none();
+    let mut views: Vec<View> = views.filter(is_ours).collect();
     views.sort_by_key(|view| {
         view.claim
             .as_ref()
@@ -98,7 +97,7 @@ pub async fn load_all(client: &Client, namespace: Option<&str>) -> anyhow::Resul
     Ok(views)
 }
 
-/// What was loaded beside the claims.
+/// What was loaded besides the claims.
 struct Stock {
     persistent_volumes: Vec<PersistentVolume>,
     classes: Vec<StorageClass>,
@@ -177,7 +176,7 @@ where
     Ok(found.items)
 }
 
-/// The size that the claim shall have once its request is met.
+/// The size that the claim should have once its request is met.
 pub fn goal(view: &View) -> Bytes {
     let requested = requested(view).unwrap_or_default();
     provision::goal(requested).unwrap_or(requested)
@@ -186,6 +185,15 @@ pub fn goal(view: &View) -> Bytes {
 /// The size that the claim asks for.
 pub fn requested(view: &View) -> Option<Bytes> {
     view.claim.as_deref().and_then(status::requested)
+}
+
+/// The size that the claim asks for, as a person wrote it if it is beyond all sizes or no size at all.
+pub fn asks_for(view: &View, show: impl Fn(Option<Bytes>) -> String) -> String {
+    let text = view.claim.as_deref().and_then(status::requested_text);
+    match requested(view).filter(|size| *size < Bytes::MAX) {
+        Some(size) => show(Some(size)),
+        None => text.map_or_else(|| show(None), str::to_owned),
+    }
 }
 
 /// The size that the claim reports.
@@ -221,8 +229,12 @@ pub enum State {
     Bound,
     /// It is on its way to the size that it asks for.
     Growing,
-    /// Something keeps it.
+    /// Something holds it.
     Held(Held),
+    /// It has the size that it asks for, but fewer copies than it asks for.
+    Degraded(Held),
+    /// Another provisioner serves it.
+    Foreign(String),
     /// It is being deleted.
     Terminating,
     /// It has lost its volume.
@@ -232,48 +244,72 @@ pub enum State {
 impl State {
     /// The state of a claim.
     pub fn of(view: &View) -> State {
+        if let Some(provisioner) = other_provisioner(view) {
+            return State::Foreign(provisioner);
+        }
         if let Some(held) = held(view) {
             return State::Held(held);
         }
+        let lacks = || degraded(view, Timestamp::now()).map(|hold| Held::new(None, hold));
         let claim = view.claim.as_deref();
         let deleted = claim.is_some_and(|claim| claim.metadata.deletion_timestamp.is_some());
         match claim.and_then(phase) {
             _ if deleted => State::Terminating,
             Some("Bound") if growing(view) => State::Growing,
-            Some("Bound") => State::Bound,
+            Some("Bound") => lacks().map_or(State::Bound, State::Degraded),
             Some("Lost") => State::Lost,
             _ => State::Pending,
         }
     }
 
-    /// How it is meant.
+    /// The tone of the word.
     pub fn tone(&self) -> Tone {
         match self {
             State::Bound => Tone::Good,
-            State::Pending | State::Growing | State::Terminating => Tone::Moving,
-            State::Held(_) | State::Lost => Tone::Bad,
+            State::Pending | State::Growing | State::Terminating | State::Foreign(_) => {
+                Tone::Moving
+            }
+            State::Held(_) | State::Degraded(_) | State::Lost => Tone::Bad,
+        }
+    }
+
+    /// The state without its code.
+    pub fn word(&self) -> &'static str {
+        match self {
+            State::Pending => "Pending",
+            State::Bound => "Bound",
+            State::Growing => "Growing",
+            State::Held(_) => "Held",
+            State::Degraded(_) => "Degraded",
+            State::Foreign(_) => "Foreign",
+            State::Terminating => "Terminating",
+            State::Lost => "Lost",
+        }
+    }
+
+    /// What is wrong, if something is.
+    pub fn fault(&self) -> Option<&Held> {
+        match self {
+            State::Held(held) | State::Degraded(held) => Some(held),
+            _ => None,
         }
     }
 }
 
 impl std::fmt::Display for State {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            State::Pending => out.pad("Pending"),
-            State::Bound => out.pad("Bound"),
-            State::Growing => out.pad("Growing"),
-            State::Held(held) => write!(out, "Held {}", held.hold.reason),
-            State::Terminating => out.pad("Terminating"),
-            State::Lost => out.pad("Lost"),
+        match self.fault() {
+            Some(held) => write!(out, "{} {}", self.word(), held.hold.reason),
+            None => out.pad(self.word()),
         }
     }
 }
 
-/// What keeps a claim, and where.
+/// What holds a claim, and where.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Held {
-    /// The rung that cannot rise; none where it is not a rung that is kept.
+    /// The rung that cannot rise; none if what is held is not a rung.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rung: Option<Rung>,
     /// The reason and this case of it.
@@ -290,7 +326,7 @@ impl Held {
     }
 }
 
-/// What keeps a claim from what is asked of it, the lowest first; none if nothing does.
+/// What keeps a claim from what is asked of it, the lowest rung first; none if nothing does.
 pub fn held(view: &View) -> Option<Held> {
     let claim = view.claim.as_deref()?;
     let user = view.attachments.first();
@@ -319,18 +355,25 @@ pub fn held(view: &View) -> Option<Held> {
         let found = kinds.into_iter().find_map(|kind| condition(claim, kind));
         found.map(|hold| Held::new(None, hold))
     };
+    // If the target cannot be asked, what it said before is no news of the volume.
+    let target = || {
+        let status = view.target.as_ref()?.status.as_ref()?;
+        unasked(status)?;
+        Some(Held::new(Some(Rung::Volume), status.hold.clone()?))
+    };
     let inside = || {
         let hold = view.foreign_content()?;
         Some(Held::new(Some(Rung::Filesystem), hold))
     };
     unprovisioned()
         .or_else(inside)
+        .or_else(target)
         .or_else(on_rung)
         .or_else(in_use)
         .or_else(copies)
 }
 
-/// The hold that a condition of the claim tells.
+/// The hold that a condition of the claim reports.
 pub fn condition(claim: &PersistentVolumeClaim, kind: &str) -> Option<Hold> {
     let conditions = claim.status.as_ref()?.conditions.as_ref()?;
     let found = conditions

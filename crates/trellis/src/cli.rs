@@ -27,7 +27,8 @@ pub struct Cli {
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done; 1 failed; 2 wrong usage; 3 held (the reason is printed); 4 not found;
-5 refused by the service; 6 the service cannot be reached; 7 not done in time.
+5 refused; 6 the service cannot be reached; 7 not done in time; 130 interrupted (what was asked for
+goes on).
 
 A verb finds the service by --kubeconfig, then by KUBECONFIG, then in the data directory.";
 
@@ -43,6 +44,10 @@ pub struct Global {
     /// The namespace of the claim
     #[arg(short, long, global = true, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
+    /// How long to wait, such as 30s or 5m; 60s if it is not given. `pool rm` and `volume scrub --wait` take as long as it
+    /// takes
+    #[arg(long, global = true, value_name = "TIME", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
     /// Say more on standard error; twice says everything (RUST_LOG is honoured too)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -53,6 +58,13 @@ pub struct Global {
 pub enum Verb {
     /// Run everything on this machine: the API, the controllers and the node agent
     Up(Up),
+    /// Stop the service, or everything that runs for a data directory
+    ///
+    /// Without --all only the service stops: mounts, copies and targets go on, and are found again by the next `trellis
+    /// up`. With --all the volumes are unmounted as well, their devices detached, and targets, copies and the keeper
+    /// ended, in that order; nothing is left. While a volume is in use it changes nothing, says who uses it, and
+    /// ends with code 5. The next `trellis up` brings back what was mounted.
+    Down(Down),
     /// Show every claim: what was asked for, what it has, how full it is
     Df(Df),
     /// Grow a claim while it is in use
@@ -136,6 +148,14 @@ pub struct Up {
     pub metrics: Option<std::net::SocketAddr>,
 }
 
+/// `trellis down`
+#[derive(Args, Debug)]
+pub struct Down {
+    /// Also unmount the volumes, and end the processes that carry them
+    #[arg(long)]
+    pub all: bool,
+}
+
 /// How a verb prints what it found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
@@ -185,9 +205,6 @@ pub struct Grow {
     /// Wait until every layer was measured at the new size, showing them rise
     #[arg(long)]
     pub wait: bool,
-    /// How long to wait, such as 30s or 5m
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
-    pub timeout: Duration,
     /// Print as
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     pub output: Option<Format>,
@@ -233,9 +250,6 @@ pub struct Mount {
     /// Allow reading only
     #[arg(long)]
     pub read_only: bool,
-    /// How long to wait until it is there
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
-    pub timeout: Duration,
 }
 
 /// `trellis umount`
@@ -243,9 +257,6 @@ pub struct Mount {
 pub struct Umount {
     /// The claim, or the path where it appears
     pub claim_or_path: String,
-    /// How long to wait until it is gone
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
-    pub timeout: Duration,
 }
 
 /// `trellis pool`
@@ -272,9 +283,6 @@ pub enum PoolVerb {
     Grow {
         /// Name of the pool
         name: String,
-        /// How long to wait until it is measured
-        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
-        timeout: Duration,
     },
     /// Remove a pool that no copy is on, and let go of its directory
     ///
@@ -288,9 +296,6 @@ pub enum PoolVerb {
         /// Move the copies on it to other pools first
         #[arg(long)]
         drain: bool,
-        /// How long to wait until it is gone; without it, as long as it takes
-        #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-        timeout: Option<Duration>,
     },
 }
 

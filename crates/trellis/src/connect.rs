@@ -9,7 +9,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, ResourceExt};
 
 use crate::cli::Global;
-use crate::exit::{Ended, from_service};
+use crate::exit::{Ended, from_service, remember_address};
 use crate::up::host_name;
 
 /// A connection, and the namespace to look in.
@@ -35,6 +35,13 @@ pub async fn connect(global: &Global) -> anyhow::Result<Service> {
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
         .with_context(|| format!("{} is not a valid kubeconfig", path.display()))?;
+    remember_address(
+        config
+            .cluster_url
+            .to_string()
+            .trim_end_matches('/')
+            .to_owned(),
+    );
     let namespace = global
         .namespace
         .clone()

@@ -1,5 +1,5 @@
-//! This machine, as the agent needs it: the replica store and the kernel joined behind one trait, and
-//! their errors told as the holds that a user reads.
+//! This machine, as the agent needs it: joins the replica store and the kernel behind one trait, and turns their errors
+//! into the holds that a user reads.
 
 mod about;
 mod hold;
@@ -28,11 +28,9 @@ use trellis_node::{fuse, probe, volume};
 use uuid::Uuid;
 
 use self::about::text_of;
-use self::hold::{fault_hold, gone, node_hold, store_hold};
-use crate::serve::{Supervisor, Wake};
-
-/// Where the kernel tells its present run from all others.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+use self::hold::{carrier_hold, fault_hold, gone, node_hold, store_hold};
+use crate::incarnation;
+use crate::serve::{Supervisor, TargetStatus, Wake};
 
 /// How many replicas are kept open: each takes a few file descriptors.
 const OPEN_REPLICAS_MAX: usize = 128;
@@ -69,8 +67,8 @@ impl ThisMachine {
         })
     }
 
-    /// Opens a pool once and keeps it, and with it the lock that keeps other processes away. A pool whose path
-    /// has come to lead elsewhere, because a disk was mounted or unmounted there, is opened anew.
+    /// Opens a pool once and keeps it open, and with it the lock that keeps other processes away. If its path now leads
+    /// elsewhere, because a disk was mounted or unmounted there, the pool is opened again.
     fn with_pool<T>(
         &self,
         path: &Path,
@@ -81,7 +79,7 @@ impl ThisMachine {
         let fits = |pool: &Arc<Pool>| {
             pool.is_current() && expected.is_none_or(|expected| pool.id() == expected)
         };
-        // Whether the path still leads there is asked without the lock: the disk of one pool may hang.
+        // Whether the path still leads there is checked without the lock: the disk of one pool may hang.
         let known = self.open_pools().get(path).cloned();
         let pool = match known.as_ref().filter(|pool| fits(pool)) {
             Some(pool) => pool.clone(),
@@ -143,9 +141,14 @@ impl ThisMachine {
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on tells which volume to look at when something happens to its processes.
+    /// From now on reports which volume to look at when something happens to its processes.
     pub fn listen_to_processes(&self, wake: Wake) -> std::io::Result<()> {
         self.processes.listen(wake)
+    }
+
+    /// What the target of a volume says; none if it does not run or does not answer. This may take a few seconds.
+    pub fn target_status(&self, volume: &str) -> Option<TargetStatus> {
+        self.processes.target_status(volume)
     }
 
     /// Where private mounts are; each bears the name of its volume.
@@ -157,18 +160,18 @@ impl ThisMachine {
         self.mounts.join(&stage.volume)
     }
 
-    /// Device, filesystem if there is none yet, private mount. Answers the device.
+    /// Device, filesystem if there is none yet, private mount. Returns the device.
     fn bring_into_use(&self, stage: &Stage, is_staged: bool) -> Result<PathBuf, Hold> {
-        // The device of a filesystem can always be written to: a read-only mount may have to replay its
-        // journal. The device of a block volume is what its user gets.
+        // The device of a filesystem is always writable: a read-only mount may have to replay its journal. The device
+        // of a block volume is what its user gets.
         let device_read_only = stage.read_only && stage.filesystem.is_none();
         let device = self
             .carrier(stage)
             .attach(device_read_only)
-            .map_err(node_hold)?
+            .map_err(|error| carrier_hold(stage, error))?
             .path;
         if let Some(kind) = stage.filesystem {
-            // Before anything is made: what is asked for and cannot be must not look as if it were.
+            // This comes before anything is made: a request that cannot be met must not look as if it were.
             let options = MountOptions::read(kind, &stage.mount_options).map_err(|refused| {
                 let message = format!("PersistentVolume {}: {refused}.", stage.volume);
                 Hold::new(HoldReason::MountOptionRefused, message)
@@ -234,7 +237,8 @@ impl ThisMachine {
         }
     }
 
-    /// The number of the volume's device. One on a file that nobody serves any more is known by the file's path.
+    /// The number of the volume's device. A device on a file that nobody serves any more is recognized by the file's
+    /// path.
     fn device_of(&self, stage: &Stage) -> Result<Option<DeviceNumber>, Hold> {
         if stage.via == Via::Iscsi || !volume::is_unreachable(&stage.backing) {
             return Ok(self.observe(stage)?.device.map(|device| device.number));
@@ -266,9 +270,9 @@ fn identity(place: &ReplicaPlace) -> Result<Identity, Hold> {
     })
 }
 
-/// The paths from which somebody has taken the volume away. If what they are built on is gone or broken, that
-/// holds the whole volume, and nothing is put in its place: what is gone was taken by somebody, and what is
-/// broken is not mended by mounting over it.
+/// The paths from which somebody has taken the volume away. If what they are built on is gone or broken, that holds the
+/// whole volume, and nothing is put in its place: what is gone was taken by somebody, and mounting over what is broken
+/// does not repair it.
 fn taken_away(
     seen: &volume::Observation,
     stage: &Stage,
@@ -318,7 +322,7 @@ fn provisioning(place: &ReplicaPlace) -> Provisioning {
 
 fn found(replica: &Replica) -> Result<ReplicaFound, Hold> {
     let measure = replica.measure().map_err(store_hold)?;
-    // A volume that is used where it lies serves what its data file holds.
+    // A volume that is used in place serves what its data file holds.
     Ok(ReplicaFound {
         size: measure.size(),
         served: measure.data.min(measure.superblock),
@@ -522,10 +526,7 @@ impl Machine for ThisMachine {
     }
 
     fn boot_id(&self) -> String {
-        // Without it every start counts as one of the machine: what is missing is brought back, not asked about.
-        std::fs::read_to_string(BOOT_ID)
-            .map(|id| id.trim().to_owned())
-            .unwrap_or_else(|_| Uuid::new_v4().to_string())
+        incarnation::present(&self.data)
     }
 
     fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold> {
@@ -633,7 +634,7 @@ impl Gauge for ThisMachine {
     }
 }
 
-/// How full a filesystem is, as the node measures it and as it is told.
+/// How full a filesystem is: from the node's measurement to the reported form.
 pub fn fill(usage: &volume::Usage) -> Fill {
     Fill {
         capacity: usage.bytes_total,

@@ -6,6 +6,7 @@ mod cmd;
 mod connect;
 mod crash;
 mod exit;
+mod incarnation;
 mod kernel;
 mod machine;
 mod metrics;
@@ -26,19 +27,21 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     logs(&cli);
     crash::arm();
-    // The keeper is to be small: it starts no runtime and no threads.
+    // The keeper must be small: it starts no runtime and no threads.
     if let Verb::Keeper(verb) = &cli.verb {
         return ended(serve::run_keeper(verb));
     }
     let runtime = match runtime_for(&cli.verb).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("trellis: the asynchronous runtime cannot be started: {error}");
+            output::say(&format!(
+                "trellis: the asynchronous runtime cannot be started: {error}"
+            ));
             return ExitCode::FAILURE;
         }
     };
     let result = runtime.block_on(cmd::run(cli));
-    // A blocking call into the kernel must not keep a process that has said its last word.
+    // A blocking call into the kernel must not keep a process that is otherwise done.
     runtime.shutdown_background();
     ended(result)
 }
@@ -47,7 +50,7 @@ fn ended(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("trellis: {error:#}");
+            output::say(&format!("trellis: {error:#}"));
             error
                 .downcast_ref::<Ended>()
                 .map_or(ExitCode::FAILURE, |ended| ExitCode::from(ended.code()))
@@ -55,8 +58,8 @@ fn ended(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// The processes of one volume hand every request from one task to the next: on one thread that is a matter of
-/// nanoseconds, between two of them one wakes the other each time.
+/// The processes of one volume hand every request from one task to the next. On one thread that takes nanoseconds;
+/// between two threads, one has to wake the other each time.
 fn runtime_for(verb: &Verb) -> Builder {
     let mut builder = Builder::new_multi_thread();
     let of_one_volume = matches!(verb, Verb::ServeReplica(_) | Verb::ServeTarget(_));
@@ -66,7 +69,7 @@ fn runtime_for(verb: &Verb) -> Builder {
     builder
 }
 
-/// Quiet unless asked: a service tells of warnings, a verb of nothing but its answer.
+/// Quiet unless asked: a service logs warnings, a verb prints nothing but its answer.
 fn logs(cli: &Cli) {
     let level = match (cli.global.verbose, &cli.verb) {
         (0, Verb::Up(_) | Verb::Keeper(_) | Verb::ServeReplica(_) | Verb::ServeTarget(_)) => "warn",
@@ -84,7 +87,7 @@ fn logs(cli: &Cli) {
         .init();
 }
 
-/// Standard error, where what cannot be written is dropped: a full disk below a log must not end a service.
+/// Standard error, where output that cannot be written is dropped: a full disk below a log must not end a service.
 struct LogWriter;
 
 impl Write for LogWriter {

@@ -13,7 +13,7 @@ use trellis_api::{Bytes, Hold};
 use crate::cli::Format;
 use crate::exit::Ended;
 
-/// What stands where nothing is known.
+/// What is shown if nothing is known.
 pub const UNKNOWN: &str = "-";
 
 /// Spaces between two columns, as kubectl has them.
@@ -23,7 +23,7 @@ const PRECISE_CHARS_MAX: usize = 8;
 /// How many characters a bar has.
 const BAR_WIDTH: u64 = 10;
 
-/// How a word is meant, for its colour on a terminal.
+/// The tone of a word, for its colour on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// As it should be.
@@ -127,7 +127,7 @@ impl Table {
     }
 }
 
-/// Whether standard output takes colours: a terminal whose owner has not asked for none.
+/// Whether standard output takes colours: it is a terminal, and its owner has not turned them off.
 pub fn colours() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
@@ -152,8 +152,8 @@ pub fn structured<T: Serialize>(format: Format, value: &T) -> anyhow::Result<Str
     }
 }
 
-/// The text of `value` in the format that was asked for: a program's, or a table by `table`, which is
-/// told whether to be wide.
+/// The text of `value` in the format that was asked for: one for programs, or a table by `table`, which is told whether
+/// to be wide.
 pub fn text<T: Serialize>(
     format: Option<Format>,
     value: &T,
@@ -166,8 +166,8 @@ pub fn text<T: Serialize>(
     }
 }
 
-/// Prints to standard output. A reader that has gone away (`| head`) has seen enough: that is the end,
-/// and no failure.
+/// Prints to standard output. A reader that has gone away (`| head`) has seen enough: that is the end, and not an
+/// error.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -176,7 +176,12 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Ends a verb that has told of a hold itself, with the exit code of a hold and without a word more.
+/// Prints a message on standard error. If nobody listens, the work goes on.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Ends a verb that has already reported a hold, with the exit code of a hold and no further message.
 pub fn end_held(hold: Hold) -> ! {
     std::process::exit(i32::from(Ended::Held(hold).code()))
 }
@@ -253,7 +258,7 @@ pub fn age(then: &MicroTime, now: Timestamp) -> String {
     }
 }
 
-/// How much of `want` there is, as a bar. Only what is there in full fills it.
+/// How much of `want` there is, as a bar. Only a complete size fills it.
 pub fn bar(size: Bytes, want: Bytes) -> String {
     let percent = percent(size, want);
     let filled = usize::try_from(percent.min(100) * BAR_WIDTH / 100).unwrap_or_default();
@@ -265,7 +270,7 @@ pub fn bar(size: Bytes, want: Bytes) -> String {
     )
 }
 
-/// So many percent of `whole` is `part`, rounded down: 100 means all of it.
+/// The percentage that `part` is of `whole`, rounded down: 100 means all of it.
 pub fn percent(part: Bytes, whole: Bytes) -> u64 {
     if whole == Bytes::ZERO {
         return 100;

@@ -30,7 +30,7 @@ use crate::metrics::{self, Sources};
 /// How long a predecessor that was killed may take until it is gone.
 const PREDECESSOR_ENDS: Duration = Duration::from_secs(60);
 
-/// The file in the data directory that tells where metrics are.
+/// The file in the data directory that says where metrics are.
 const METRICS_FILE: &str = "metrics";
 
 /// Runs until it is told to stop. Mounts stay when it stops, and are adopted when it starts again.
@@ -42,7 +42,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     allow_many_files();
     let data = prepare(&global.data)?;
-    // The store comes first: it is what a second service on the same directory fails at.
+    // The store comes first: a second service on the same directory fails at it.
     let api = open_store(&data).await?;
     let pki = Pki::open(&data)?;
     let listener = bind(up.listen, &data).await?;
@@ -75,14 +75,14 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
         tracing::error!("{warning}");
         said.push_str(&format!("{warning}\n"));
     }
-    // Whoever started the service may not want to hear this; that is no reason not to run.
+    // Whoever started the service may not read this; that is no reason not to run.
     let _ = std::io::stdout().write_all(said.as_bytes());
     let mut failed = false;
     let stopped = async {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
-            // None of the controllers ends by itself: one that does has met a bug of ours.
+            // None of the controllers ends by itself: if one does, that is a bug of ours.
             _ = controllers.join_next() => failed = true,
         }
         // The agent stops where it is: whatever it leaves half done is found again at the next start.
@@ -97,8 +97,8 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What to say if copies lie on the pools that no object names: most likely the store was lost, and a service that
-/// starts empty and silent would look as if there had never been anything.
+/// What to say if the pools have copies that no object names: most likely the store was lost, and a service that starts
+/// empty and silent would look as if there had never been anything.
 async fn strangers(api: &EmbeddedApi) -> Option<String> {
     let client = api.client();
     let all = ListParams::default();
@@ -128,13 +128,13 @@ async fn strangers(api: &EmbeddedApi) -> Option<String> {
     ))
 }
 
-/// Opens the store. A predecessor that was killed may still be waiting in the kernel for one of its volumes, and is
-/// waited for: the keeper starts the volume's target again, or, if that was killed too, the volume answers with errors.
+/// Opens the store. A predecessor that was killed may still wait in the kernel for one of its volumes, so we wait for
+/// it: the keeper restarts the volume's target, or, if the keeper was killed too, the volume answers with errors.
 async fn open_store(data: &Path) -> anyhow::Result<EmbeddedApi> {
     let path = data.join("store.redb");
     let deadline = tokio::time::Instant::now() + PREDECESSOR_ENDS;
     loop {
-        // Looked at first: should it be gone after that, the store can be opened.
+        // This is checked first: if the process is gone after that, the store can be opened.
         let is_held_by_the_dead = lock_holder(&path).is_some_and(is_dead);
         let opened = EmbeddedApi::open(&path);
         if opened.is_ok() || tokio::time::Instant::now() >= deadline || !is_held_by_the_dead {
@@ -144,7 +144,7 @@ async fn open_store(data: &Path) -> anyhow::Result<EmbeddedApi> {
     }
 }
 
-/// Whether the process has been killed and is only kept by the kernel.
+/// Whether the process has been killed and only the kernel still keeps it.
 fn is_dead(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(')').next().unwrap_or_default();
@@ -201,8 +201,8 @@ async fn start(
     Ok(tasks)
 }
 
-/// Listens for scrapers if asked to. The address stands in the data directory while the service runs, since
-/// it may have been left to the kernel to choose.
+/// Listens for scrapers if asked to. The address is in the data directory while the service runs, because the kernel
+/// may have chosen the port.
 async fn bind_metrics(
     address: Option<SocketAddr>,
     data: &Path,
@@ -233,9 +233,9 @@ fn forget_metrics(data: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// This node's name: what it was told, or what it was called the last time, or the host's name. Pools,
-/// replicas and attachments carry it, so it does not change with the host's name. If the file that remembers it is
-/// lost, the pools that are stored still know it.
+/// This node's name: the given one, or the one of the last run, or the host's name. Pools, replicas and attachments
+/// carry it, so it does not change with the host's name. If the file that remembers it is lost, the stored pools still
+/// know it.
 async fn node_name(told: Option<&str>, data: &Path, api: &EmbeddedApi) -> anyhow::Result<String> {
     let memory = data.join("node");
     let last = trellis_files::read_whole(&memory, |_| true)
@@ -276,8 +276,8 @@ async fn nodes_of_pools(api: &EmbeddedApi) -> anyhow::Result<Vec<String>> {
     Ok(nodes)
 }
 
-/// Listens where it is told to. Told nothing, it takes the port of the last time, so that kubeconfigs
-/// and watches survive a restart, or a free one if that is taken.
+/// Listens at the given address. Without one, it takes the port of the last run, so that kubeconfigs and watches
+/// survive a restart, or a free one if that is taken.
 async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpListener> {
     if let Some(address) = address {
         if !address.ip().is_loopback() {
@@ -311,7 +311,7 @@ async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpLis
     Ok(listener)
 }
 
-/// Every volume in use keeps a descriptor or two, and the limit that shells set is for programs with few.
+/// Every volume in use keeps a descriptor or two, and the limit that shells set is meant for programs with few.
 fn allow_many_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -1,6 +1,6 @@
 //! A cpio archive of the form "newc", which the kernel unpacks as its first filesystem.
 //!
-//! It is not compressed: unpacking would run on an emulated processor, and reading it does not.
+//! It is not compressed: decompression would run on the emulated processor, and reading does not.
 
 use std::io::{self, Write};
 

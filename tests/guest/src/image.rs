@@ -1,5 +1,5 @@
-//! The guest's first and only root filesystem: our programs, the filesystems' tools, the libraries of both,
-//! a busybox for the rest, and kernel modules.
+//! The guest's first and only root filesystem: our programs, the filesystems' tools, the libraries of both, a busybox
+//! for the rest, and kernel modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

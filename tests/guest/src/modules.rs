@@ -1,7 +1,7 @@
 //! Which kernel modules a module needs, as the modules themselves say.
 //!
-//! An unpacked kernel package has no `modules.dep`: that is made when it is installed. Each module carries
-//! the same in a text of the form `depends=a,b`.
+//! An unpacked kernel package has no `modules.dep`: that is made at installation. Each module carries the same in a
+//! text of the form `depends=a,b`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! Debian packages that are downloaded once and unpacked, never installed: what the guest needs is no business of the
+//! Debian packages that are downloaded once and unpacked, never installed: the guest's needs must not change the
 //! machine that it runs on.
 
 use std::ffi::OsStr;

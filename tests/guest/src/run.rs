@@ -1,4 +1,4 @@
-//! Scenarios one after the other, in several guests at a time and in as many as it takes.
+//! Runs scenarios one after the other, in several guests at a time and in as many as it takes.
 
 use std::io;
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,4 @@
-//! The scenarios by name: what runs in the guest, with what, and for how long at most.
+//! The scenarios by name: what each runs in the guest, with what, and its time limit.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Many claims at once: how fast they are bound and grown, and what the service costs meanwhile and after.
+//! Many claims at once: how fast they are bound and grown, and what the service costs during and after that.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Three copies beside one, and with sums of their blocks beside without, on block devices of the same service: how
-//! fast, how much memory, and a growth under load.
+//! Three copies compared with one, and with checksums compared with without, on block devices of the same service:
+//! speed, memory, and a growth under load.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

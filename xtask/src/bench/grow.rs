@@ -1,4 +1,4 @@
-//! How long a growth takes, beside the bare system calls that it cannot do without.
+//! How long a growth takes, compared with the bare system calls that it needs.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@ mod iscsi;
 mod replicated;
 mod service;
 mod statistics;
+mod tmpfs;
 mod volumes;
 
 use std::path::PathBuf;
@@ -56,9 +57,9 @@ pub enum Bench {
     },
     /// Three copies beside one: how fast, how much memory at 1 TiB, and a growth under load
     Copies {
-        /// Where to run
-        #[arg(long, default_value = "/dev/shm")]
-        directory: PathBuf,
+        /// Where to run, with room for 1 % of six copies of 1 TiB; a tmpfs for it alone if not given
+        #[arg(long)]
+        directory: Option<PathBuf>,
         /// How long each kind of load runs in each round
         #[arg(long, default_value_t = 3)]
         seconds: u64,
@@ -89,7 +90,17 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
             directory,
             idle_seconds,
         } => runtime()?.block_on(claims::run(&build()?, &directory, claims, idle_seconds)),
-        Bench::Copies { directory, seconds } => copies::run(&build()?, &directory, seconds),
+        Bench::Copies { directory, seconds } => {
+            let memory;
+            let below = match &directory {
+                Some(given) => given,
+                None => {
+                    memory = tmpfs::Tmpfs::mount()?;
+                    memory.path()
+                }
+            };
+            copies::run(&build()?, below, seconds)
+        }
         Bench::Volumes {
             volumes,
             directory,

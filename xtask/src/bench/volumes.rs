@@ -1,4 +1,4 @@
-//! Many volumes mounted on one node: what a change of one of them costs, and what all of them cost at rest.
+//! Many volumes mounted on one node: what a change to one of them costs, and what all of them cost at rest.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -122,8 +122,12 @@ pub struct Members {
 pub struct ReplicaSeen {
     /// Its identity.
     pub id: String,
-    /// How it is.
+    /// How it is, as it was seen last.
     pub state: ReplicaState,
+    /// When the target last heard of it, if it does not hear of it now: it is `Away` or `Silent`. None if it has never
+    /// heard of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_at: Option<MicroTime>,
     /// Its size, as it told at last; none before it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
@@ -146,10 +150,25 @@ pub struct ReplicaSeen {
 pub enum ReplicaState {
     /// It cannot be reached.
     Away,
+    /// It is there, and has not answered for two seconds or more.
+    Silent,
     /// It is being greeted.
     Arriving,
     /// It takes part, and a part of it is being repaired.
     Repairing,
     /// It holds everything.
     InSync,
+}
+
+impl ReplicaState {
+    /// Its word in objects, tables and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReplicaState::Away => "Away",
+            ReplicaState::Silent => "Silent",
+            ReplicaState::Arriving => "Arriving",
+            ReplicaState::Repairing => "Repairing",
+            ReplicaState::InSync => "InSync",
+        }
+    }
 }

@@ -132,6 +132,26 @@ pub enum Via {
     Iscsi,
 }
 
+impl WhenBelowQuorum {
+    /// Its word in objects and classes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            WhenBelowQuorum::Wait => "wait",
+            WhenBelowQuorum::Fail => "fail",
+        }
+    }
+}
+
+impl WhenFull {
+    /// Its word in objects and classes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            WhenFull::Wait => "wait",
+            WhenFull::Fail => "fail",
+        }
+    }
+}
+
 impl Via {
     /// Its word in objects and classes.
     pub const fn name(self) -> &'static str {
@@ -276,6 +296,9 @@ pub struct GrowthRecord {
     /// How long each rung took.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rungs: Vec<RungTime>,
+    /// The pools of copies that had not reached the size when it ended. They are raised when they are back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub behind: Vec<String>,
 }
 
 /// How a growth ended.

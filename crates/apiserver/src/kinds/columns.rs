@@ -1,7 +1,7 @@
 //! What `kubectl get` prints for each kind.
 //!
-//! Kubernetes' own kinds print here as they print in a cluster of version 1.34: the same headings, the same
-//! cells, the same columns behind `-o wide`. The columns of pods and of our own kinds have files of their own.
+//! Kubernetes' own kinds print as in a cluster of version 1.34: the same headings, the same cells, the same columns
+//! behind `-o wide`. The columns of pods and of our own kinds have files of their own.
 
 mod pod;
 mod read;
@@ -326,7 +326,7 @@ fn access_modes(object: &Value, path: &str) -> Value {
     json!(short.join(","))
 }
 
-/// The class of a claim or a volume; an annotation of old wins over the field, as in a cluster.
+/// The class of a claim or a volume; the deprecated annotation wins over the field, as in a cluster.
 fn storage_class(object: &Value) -> Value {
     item(
         object,

@@ -186,7 +186,7 @@ pub(super) fn event() -> Kind {
     }
 }
 
-/// An event lives beside its object; events about objects without a namespace live in `default`.
+/// An event is in the namespace of its object; events about objects without a namespace are in `default`.
 fn check_event(change: Change<'_>) -> Vec<FieldError> {
     let own = meta::text(change.new, "namespace");
     let about = text(change.new, "/involvedObject/namespace");

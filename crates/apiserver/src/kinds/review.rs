@@ -1,4 +1,4 @@
-//! What a client may do: `kubectl auth can-i` asks. Whoever has the token may do everything.
+//! What a client may do, for `kubectl auth can-i`. A client with the token may do everything.
 
 use k8s_openapi::api::authorization::v1::{SelfSubjectAccessReview, SelfSubjectRulesReview};
 use serde_json::{Value, json};

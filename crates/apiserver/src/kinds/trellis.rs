@@ -1,4 +1,4 @@
-//! Our own kinds, from the types that the CustomResourceDefinitions are made of.
+//! Our own kinds, from the types that also define the CustomResourceDefinitions.
 
 use kube::Resource;
 use kube::core::object::HasSpec;
@@ -146,7 +146,7 @@ pub(super) fn attachment() -> Kind {
     }
 }
 
-/// Refuses a change of those fields of the spec that something on a disk or a node was made after.
+/// Refuses a change of spec fields that something on a disk or a node was made from.
 fn frozen(change: Change<'_>, is_frozen: fn(&str) -> bool) -> Vec<FieldError> {
     let Some(old) = change.old else {
         return Vec::new();
@@ -174,8 +174,8 @@ fn frozen(change: Change<'_>, is_frozen: fn(&str) -> bool) -> Vec<FieldError> {
     errors
 }
 
-/// Refuses another identity than the one that the bytes were made with: it may be written down later, and then it is
-/// the uid of the object.
+/// Refuses another identity than the one that the bytes were made with. The identity may be written later, and then it
+/// must be the uid of the object.
 fn other_identity(change: Change<'_>, field: &str) -> Option<FieldError> {
     let pointer = format!("/spec/{field}");
     let (old, new) = (text(change.old?, &pointer), text(change.new, &pointer));
@@ -211,7 +211,7 @@ fn wild_promise(change: Change<'_>) -> Option<FieldError> {
     Some(FieldError::invalid(FIELD, value, &why))
 }
 
-/// Whether a write brings a value; what is stored already may stay, so that its object can still be let go.
+/// Whether a write brings a value. A stored value may stay, so that its object can still be deleted.
 fn is_new(change: Change<'_>, pointer: &str) -> bool {
     change
         .old

@@ -1,4 +1,4 @@
-//! Who is connected: a few places for those who have not shown the token yet, many for those who have.
+//! Places for connections: a few for clients that have not shown the token yet, many for those that have.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,7 +55,8 @@ impl WaitingRoom {
         }
     }
 
-    /// Takes a newcomer in. If there is no place, whoever has shown nothing for longest has to go.
+    /// Admits a new connection. If there is no place, the connection that has been without a token for longest is
+    /// closed.
     pub(super) fn enter(&self) -> (Seat, ShownOut) {
         let leave = Arc::new(Notify::new());
         let mut guests = self.shared.guests();
@@ -85,7 +86,8 @@ impl Shared {
 }
 
 impl Seat {
-    /// The connection has shown the token. It keeps its place, unless as many others with the token are there as can be.
+    /// The connection has shown the token. It keeps its place, unless all places for connections with the token are
+    /// taken.
     pub(super) fn prove(&self) {
         let mut is_proven = self.is_proven();
         if *is_proven {

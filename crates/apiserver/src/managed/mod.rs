@@ -1,8 +1,8 @@
 //! Who owns which field: `metadata.managedFields`, and server-side apply on top of it.
 //!
-//! An update takes what it changes: the fields leave every other manager's set. An application takes what
-//! it names: where another manager owns a field with another value, it conflicts, unless it is forced; what
-//! it named the last time and no longer names goes, unless another manager owns it too.
+//! An update takes ownership of the fields that it changes: they leave every other manager's set. An application takes
+//! the fields that it names. If another manager owns one with another value, it conflicts, unless it is forced. A
+//! field that it named the last time and no longer names is removed, unless another manager owns it too.
 
 pub(crate) mod fieldset;
 pub(crate) mod walk;
@@ -15,7 +15,7 @@ use crate::status::Status;
 use fieldset::FieldSet;
 use walk::Shape;
 
-/// Managers that update, before the oldest of them are folded into one; as in Kubernetes.
+/// The number of updating managers above which the oldest are merged into one, as in Kubernetes.
 const UPDATE_MANAGERS_MAX: usize = 10;
 /// The name under which old updates are folded.
 const ANCIENT: &str = "ancient-changes";

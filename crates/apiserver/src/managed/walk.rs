@@ -273,7 +273,7 @@ pub(crate) fn merge(shape: Shape<'_>, path: &str, live: &mut Value, applied: &Va
     }
 }
 
-/// Takes the members of `set` out of an object; what becomes empty by that falls away too.
+/// Removes the members of `set` from an object, and whatever becomes empty by that.
 pub(crate) fn remove(shape: Shape<'_>, path: &str, object: &mut Value, set: &FieldSet) {
     match object {
         Value::Object(map) => {

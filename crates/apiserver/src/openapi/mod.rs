@@ -1,8 +1,8 @@
-//! OpenAPI: the schemas of the kinds, by which kubectl explains them, validates manifests and builds patches.
+//! OpenAPI: the schemas of the kinds. kubectl uses them to explain kinds, validate manifests and build patches.
 //!
-//! Version 3 is one document a group version, behind an index with a hash each. Version 2 is one document for
+//! Version 3 is one document per group version, behind an index with a hash for each. Version 2 is one document for
 //! everything, as JSON and as protobuf: kubectl before 1.27 reads only that. A document is built when a client first
-//! asks for it, and kept as bytes: a machine that nobody points kubectl at never pays for it.
+//! asks for it, and kept as bytes, so a machine without kubectl never pays for it.
 
 mod paths;
 mod protobuf;

@@ -1,6 +1,6 @@
 //! OpenAPI version 2 as protobuf, in the messages of gnostic's `openapi.v2.Document`.
 //!
-//! Only what our documents contain is written; every number below is a field number of that schema.
+//! Only what our documents contain is encoded; every number below is a field number of that schema.
 
 use serde_json::{Map, Value};
 

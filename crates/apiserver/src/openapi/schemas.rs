@@ -1,7 +1,7 @@
 //! Component schemas of the kinds of one group version, as Kubernetes publishes them.
 //!
-//! schemars gives what the Rust types say; here that becomes what kubectl expects to find: names with the group in
-//! them, the group, version and kind on each kind, merge keys on keyed lists, and quantities that are quantities.
+//! schemars describes the Rust types. This file turns that into what kubectl expects: names that include the group,
+//! the group, version and kind on each kind, merge keys on keyed lists, and quantities as quantities.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ListMeta, ObjectMeta, Status};

@@ -7,7 +7,7 @@ use crate::status::Status;
 
 /// Operations in one patch; as in Kubernetes.
 const OPERATIONS_MAX: usize = 10_000;
-/// Bytes that all copies of one patch may add together; copies of copies would double without end.
+/// The bytes that all `copy` operations of one patch may add together; copies of copies would double without end.
 const COPIED_BYTES_MAX: usize = 3 << 20;
 
 pub(super) fn apply(object: &mut Value, patch: &json_patch::Patch) -> Result<(), Status> {

@@ -1,4 +1,4 @@
-//! The four ways to say what shall change.
+//! The four patch formats.
 
 mod json;
 mod merge;
@@ -28,7 +28,7 @@ pub(crate) enum Patch {
 }
 
 impl Patch {
-    /// Whether the patch may change or look at a field of the metadata: no only if it certainly does not.
+    /// Whether the patch may change or read a field of the metadata; false only if it certainly does not.
     pub(crate) fn touches(&self, field: &str) -> bool {
         match self {
             Patch::Json(_) | Patch::Apply { .. } => true,
@@ -49,7 +49,7 @@ impl Patch {
         }
     }
 
-    /// Lays the patch over `object`. Server-side apply is not laid over: it goes by ownership.
+    /// Applies the patch to `object`. Server-side apply is not applied here: it goes by ownership.
     pub(crate) fn apply(&self, kind: &Kind, object: &mut Value) -> Result<(), Status> {
         match self {
             Patch::Json(patch) => json::apply(object, patch),

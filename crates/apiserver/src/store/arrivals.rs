@@ -1,9 +1,9 @@
 //! Writes that are on their way to the queue.
 //!
-//! A controller sends the writes of one plan at the same moment, but they reach the queue one after the
-//! other. Without a word about those that follow, the writer thread would make the first durable alone and
-//! the rest would wait for a second flush. So a request that will write says so when it is called, and the
-//! writer waits a moment for those that have said so and are not queued yet.
+//! A controller sends the writes of one plan at the same moment, but they reach the queue one after the other. The
+//! writer thread would make the first durable alone, and the rest would wait for a second flush. So a request that
+//! will write announces itself when it is called, and the writer waits a moment for announced writes that are not
+//! queued yet.
 
 use std::cell::RefCell;
 use std::sync::Arc;

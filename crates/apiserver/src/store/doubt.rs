@@ -1,7 +1,7 @@
 //! What became of a commit that failed.
 //!
-//! A commit can fail after its last byte has reached the file, so the file is asked once it is open again: it
-//! holds what memory holds, or that and the batch. Anything else means that somebody else has written to it.
+//! A commit can fail after its last byte has reached the file. So the file is read once it is open again: it holds
+//! what memory holds, or that and the batch. Anything else means that another process has written to it.
 
 use super::file::Loaded;
 use super::memory::State;

@@ -1,9 +1,9 @@
 //! The redb file: opening it without trusting it, and committing batches to it.
 //!
-//! Happy path: lock, look through the file by a view that cannot change it ([`super::overlay`]), open it,
-//! load every object. A file that fails on the way is refused and stays as it was.
+//! Happy path: lock, check the file through a view that cannot change it ([`super::overlay`]), open it, load every
+//! object. A file that fails on the way is refused and stays as it was.
 //!
-//! The library refuses every commit after one that failed, so a failed commit ends with [`StoreFile::reopen`].
+//! After a failed commit the library refuses every further one, so a failed commit ends with [`StoreFile::reopen`].
 //!
 //! Two tables: `objects` (`plural.group/namespace/name` to JSON) and `meta` (`format`, `revision`).
 
@@ -27,7 +27,7 @@ const REVISION_KEY: &str = "revision";
 
 /// The newest format of the file that this program writes and reads.
 const FORMAT: u64 = 1;
-/// A file of ours starts with this; anything else is not ours to judge, only to leave alone.
+/// Our files start with this. Any other file is left alone.
 const MAGIC: &[u8; 9] = b"redb\x1A\x0A\xA9\x0D\x0A";
 /// Objects are served from memory; the library's cache only has to hold the pages of one commit.
 const CACHE_BYTES: usize = 1 << 20;
@@ -72,8 +72,8 @@ impl StoreFile {
         Ok((file, loaded))
     }
 
-    /// Closes the file, in whatever state a failed commit left it, and opens it again. A file that is not there
-    /// any more is not made anew: what it held would be missing.
+    /// Closes the file, in whatever state a failed commit left it, and opens it again. A file that has vanished is not
+    /// made again: its contents would be missing.
     pub(super) fn reopen(&mut self, kinds: &'static [Kind]) -> Result<Loaded, Error> {
         // The lock goes with the handle and is taken again; what another program writes in between is noticed.
         self.close();
@@ -155,7 +155,7 @@ pub(crate) fn revision_of(path: &Path, file: &File, kinds: &'static [Kind]) -> O
     Some(looked.ok()??.revision)
 }
 
-/// Makes a new file beside its place and puts it there whole, so that a crash leaves either none or a whole one.
+/// Makes a new file next to its place and renames it into place, so that a crash leaves either no file or a whole one.
 fn create(path: &Path, kinds: &'static [Kind]) -> Result<(), Error> {
     let empty = Loaded {
         revision: 0,
@@ -178,7 +178,7 @@ fn create(path: &Path, kinds: &'static [Kind]) -> Result<(), Error> {
         .map_err(|source| unreachable(path, source))
 }
 
-/// Makes a file that holds this, durably, beside the place where it shall be, and answers its path.
+/// Durably makes a file with these contents next to its future place, and returns its path.
 pub(crate) fn fresh(
     path: &Path,
     kinds: &'static [Kind],
@@ -208,7 +208,7 @@ pub(crate) fn fresh(
     Ok(fresh)
 }
 
-/// A name beside a file that nothing has yet.
+/// An unused name next to a file.
 pub(crate) fn beside(path: &Path, word: &str) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(format!(".{word}-{}", uuid::Uuid::new_v4()));

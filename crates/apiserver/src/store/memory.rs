@@ -1,7 +1,7 @@
 //! All objects, in memory, as the bytes that readers get.
 //!
-//! Reads never touch the disk and seldom parse: an object is kept as its JSON, with the few facts that
-//! lists, watches and the owner cascade ask for beside it. A parsed tree would cost ten times the room.
+//! Reads never touch the disk and seldom parse. An object is kept as its JSON, together with the few facts that lists,
+//! watches and the owner cascade need. A parsed tree would take ten times the memory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;

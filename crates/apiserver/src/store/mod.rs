@@ -1,11 +1,10 @@
 //! The objects: durable in one file, served from memory, changed by one thread.
 //!
-//! Writers queue; the writer thread takes all that is queued, lets each write see what the one before it
-//! left, makes the whole batch durable with one flush, and only then shows it: first to readers, then to
-//! watches, then to the callers. Writers that arrive during a flush share the next one, and so do those that
-//! were sent together ([`arrivals`]). A flush that fails
-//! is answered to every caller of its batch; the file is then opened again, and memory follows what it holds
-//! ([`doubt`]), so that a full disk stops writes only for as long as it is full.
+//! Writers queue. The writer thread takes everything that is queued, lets each write see the result of the one before,
+//! and makes the whole batch durable with one flush. Only then does it show the batch: first to readers, then to
+//! watches, then to the callers. Writers that arrive during a flush share the next one, and so do those that were sent
+//! together ([`arrivals`]). If a flush fails, every caller of its batch is told. The file is then opened again, and
+//! memory follows its contents ([`doubt`]). So a full disk stops writes only for as long as it is full.
 //!
 //! ```text
 //! callers --queue--> writer thread: run each in order --> one commit --> memory --> watches --> answers
@@ -37,10 +36,10 @@ use memory::{Id, State, Stored};
 pub(crate) use txn::Txn;
 use writer::{Job, Writer};
 
-/// Writes that may wait for the writer thread; beyond it, callers are told to come back.
+/// Writes that may wait for the writer thread; beyond that, callers are told to retry.
 const QUEUE_MAX: usize = 4096;
 
-/// How many of the last flushes are remembered for whoever measures.
+/// How many of the last flushes are remembered for measurements.
 const FLUSHES_REMEMBERED: usize = 64;
 
 /// The revision that is signalled when the store closes.

@@ -1,7 +1,7 @@
 //! A view of a file in which every write stays in memory.
 //!
-//! The database library repairs while it opens, and a repair of a damaged file changes it. So a file is
-//! first opened through this view: whatever the library does to it, the file stays as it was found.
+//! The database library repairs while it opens, and a repair of a damaged file changes it. So a file is first opened
+//! through this view: whatever the library does, the file stays as it was found.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -19,7 +19,7 @@ use crate::status::Status;
 /// Writes that share one flush at most, so that the first of them does not wait without end.
 const BATCH_MAX: usize = 512;
 
-/// How long a batch waits for writes that are on their way: less than the flush that it may spare them.
+/// How long a batch waits for announced writes: less than the flush that it may save them.
 const GATHER_MAX: Duration = Duration::from_micros(200);
 
 /// How often events are looked through for old ones; nothing else wakes an idle store.
@@ -28,7 +28,7 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// One queued write: run it on the transaction, then, once its fate is known, answer the caller.
 pub(super) struct Job(Box<dyn FnOnce(&mut Txn<'_>) -> Finish + Send>);
 
-/// What is left to do for a job once its batch is durable (`None`) or is not (`Some`).
+/// What remains to be done for a job once its batch is durable (`None`) or has failed (`Some`).
 struct Finish {
     refused: bool,
     answer: Box<dyn FnOnce(Option<Status>) + Send>,
@@ -202,8 +202,8 @@ impl Writer {
         Written { durable, suspects }
     }
 
-    /// Opens the file again if a commit has failed, and makes memory agree with it: once for every batch, so
-    /// that a disk that stays full is not asked without end.
+    /// Opens the file again if a commit has failed, and makes memory agree with it: once per batch, so that a disk
+    /// that stays full is not retried without end.
     fn settle(&mut self, suspects: &mut Vec<Id>) -> Result<Held, CommitError> {
         let Some(mut batch) = self.doubtful.take() else {
             return Ok(Held::Nothing);

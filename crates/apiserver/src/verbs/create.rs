@@ -1,4 +1,4 @@
-//! POST: a new object, or a question.
+//! POST: creates an object, or answers a review.
 
 use bytes::Bytes;
 use http::StatusCode;

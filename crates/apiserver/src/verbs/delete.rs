@@ -38,7 +38,7 @@ pub(crate) struct Options {
 struct Wire {
     propagation_policy: Option<String>,
     orphan_dependents: Option<bool>,
-    /// Accepted for the clients' sake: there is no kubelet here that would make use of the grace.
+    /// Accepted for compatibility: there is no kubelet here that would use the grace period.
     grace_period_seconds: Option<i64>,
     preconditions: Preconditions,
     dry_run: Vec<String>,

@@ -1,6 +1,6 @@
 //! GET of a list, whole or in pages.
 //!
-//! Pages show one moment: the token carries its revision, and later changes are undone from the recent past.
+//! All pages show one moment: the token carries its revision, and later changes are undone from the recent past.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

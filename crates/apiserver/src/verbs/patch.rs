@@ -1,4 +1,4 @@
-//! PATCH: a change of an object, said in one of four ways.
+//! PATCH: changes an object, in one of four formats.
 
 use std::sync::Arc;
 
@@ -190,8 +190,8 @@ impl Job {
         })
     }
 
-    /// The answer to a patch after which the object would not be one of its kind any more. Kubernetes quotes the
-    /// patch if it is its own kind of patch, and the patched object otherwise.
+    /// The answer to a patch after which the object would no longer be valid for its kind. Kubernetes quotes the patch
+    /// if it is its own kind of patch, and the patched object otherwise.
     fn spoils(&self, old: &Value, error: &serde_json::Error) -> Status {
         let quoted = match &self.patch {
             Patch::Strategic(patch) => go_printed(patch),

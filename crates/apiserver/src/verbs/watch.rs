@@ -1,7 +1,7 @@
 //! GET with `watch`: a stream of what happens to the objects that it selects.
 //!
-//! A watch holds a place in the recent past of its kind, not a queue: however slow its reader is, it costs
-//! nothing but that place. If the past is forgotten before it was read, the watch ends with 410.
+//! A watch holds a place in the recent past of its kind, not a queue: however slow its reader is, it costs nothing but
+//! that place. If the past is dropped before it was read, the watch ends with 410.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -215,7 +215,7 @@ impl Watch {
         None
     }
 
-    /// Shows an event as it looks through the selection: what leaves it is deleted, what enters it is added.
+    /// Shows an event as seen through the selection: an object that leaves it is deleted, one that enters it is added.
     fn event(&mut self, frame: &mut Vec<u8>, event: &Event) {
         let before = event
             .old

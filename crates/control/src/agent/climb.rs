@@ -32,12 +32,12 @@ pub trait Climbable {
     fn measure_again(&self, raised: Rung) -> Result<Vec<Measured>, Hold>;
     /// Raises one rung.
     fn raise(&self, rung: Rung, to: Bytes) -> Result<(), Hold>;
-    /// Told of the ladder after every raise.
+    /// Called with the ladder after every raise.
     fn climbed(&self, ladder: &[RungStatus]);
 }
 
-/// Climbs as far as it goes, and answers the ladder as it was last measured. `before` is what was
-/// reported last time: a rung that did not change keeps its times.
+/// Climbs as far as possible, and returns the ladder as last measured. `before` is the previous report: a rung that did
+/// not change keeps its times.
 pub fn climb(
     subject: &dyn Climbable,
     goal: Bytes,

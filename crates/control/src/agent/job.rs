@@ -1,42 +1,39 @@
-//! What one node has to do for one volume: pure, from a view of what is stored.
+//! What one node has to do for one volume. Pure: computed from a view of the stored objects.
+
+mod copies;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kube::ResourceExt;
-use trellis_api::about::About;
 use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus, Target};
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::machine::{ReplicaPlace, ScrubWish, Stage, TargetPlace, Use};
-use crate::claim::copies::{staying, to_begin_with, wanted};
-use crate::claim::provision::{reservations, was_served};
-use crate::claim::recovery::is_recovered;
-use crate::disks;
+use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
 use crate::view::View;
+use copies::{adrift, replica_job, replicated_job};
 
 /// The work of one node for one volume.
 #[derive(Clone, Debug, Default)]
 pub struct Job {
-    /// The size that every rung shall have.
+    /// The size that every rung should have.
     pub goal: Bytes,
-    /// The copy on this node, if there is a single one that is used where it lies.
+    /// The only copy of the volume, if it is on this node and used in place.
     pub replica: Option<ReplicaJob>,
     /// The copies and the target on this node, if there are several.
     pub replicated: Option<ReplicatedJob>,
-    /// Uses that shall end.
+    /// Uses that are to end.
     pub endings: Vec<UseJob>,
-    /// Uses that shall be.
+    /// Uses that should exist.
     pub uses: Vec<UseJob>,
-    /// How the volume is brought into use, apart from where its bytes lie.
+    /// How the volume is brought into use, apart from where its bytes are.
     pub staging: Option<Stage>,
     /// The rungs as they were last reported.
     pub reported: Vec<RungStatus>,
 }
 
 impl Job {
-    /// Whether anything of the volume concerns this node.
+    /// Whether the volume concerns this node.
     pub fn has_work(&self) -> bool {
         let several = self.replicated.as_ref();
         let several = several.is_some_and(|job| job.target.is_some() || !job.copies.is_empty());
@@ -60,8 +57,8 @@ impl Job {
 pub struct ReplicatedJob {
     /// The copies on this node.
     pub copies: Vec<ReplicaJob>,
-    /// Copies on this node that shall go and whose pool is not a pool any more: where their bytes are is not known,
-    /// so only their objects go.
+    /// Copies on this node that are to go and whose pool is no longer a pool. Where their bytes are is unknown, so only
+    /// their objects go.
     pub adrift: Vec<Arc<Replica>>,
     /// The target, if it runs on this node and its volume is there.
     pub target: Option<TargetJob>,
@@ -72,11 +69,11 @@ pub struct ReplicatedJob {
 pub struct TargetJob {
     /// The stored object.
     pub object: Arc<Target>,
-    /// What it shall be, with the addresses that were reported.
+    /// What it should be, with the reported addresses.
     pub place: TargetPlace,
-    /// With how many copies the volume was made, whatever was asked for since.
+    /// The number of copies that the volume was made with, whatever was asked for since.
     pub first_copies: usize,
-    /// Pools of its copies that are on one filesystem although the volume does not allow it: copies there count as one.
+    /// Pools of its copies that share a filesystem although the volume does not allow it. Copies there count as one.
     pub shared_disks: Vec<Vec<String>>,
 }
 
@@ -87,23 +84,23 @@ pub struct ReplicaJob {
     pub object: Arc<Replica>,
     /// Where it is.
     pub place: ReplicaPlace,
-    /// What shall become of it.
+    /// What should happen to it.
     pub fate: Fate,
 }
 
-/// What shall become of a replica.
+/// What should happen to a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It has never been there, and shall be made.
+    /// It never existed, and is to be made.
     Make,
-    /// It has been there, so it must be found. One that is missing is a loss to report, not a reason
-    /// to make an empty one in its place.
+    /// It has existed, so it must be found. If it is missing, that is a loss to report, not a reason to make an empty
+    /// one in its place.
     Find,
-    /// It shall go as soon as its target says that it does not count. Until then it is served like the others.
+    /// It is to go as soon as its target says that it does not count. Until then it is served like the others.
     Leave,
-    /// It shall go with its volume, and its bytes with it.
+    /// It is to go with its volume, and its bytes with it.
     Remove,
-    /// Its object goes, and nothing says that the bytes may go too: they stay where they are, as a copy that no object
+    /// Its object goes, but nothing says that the bytes may go too. They stay where they are, as a copy that no object
     /// names.
     Forget,
 }
@@ -122,7 +119,7 @@ pub struct UseJob {
     pub object: Arc<Attachment>,
     /// Where and how.
     pub usage: Use,
-    /// Why it cannot be, as far as the objects tell.
+    /// Why it cannot exist, as far as the objects show.
     pub hold: Option<Hold>,
 }
 
@@ -192,7 +189,7 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
         copies: places,
     });
     let goal = goal(view, replica.as_ref());
-    // Those that are found unchanged keep their times, so that a look that finds nothing new writes nothing.
+    // Rungs that are found unchanged keep their times, so that a look that finds nothing new writes nothing.
     let reported = view.rungs().cloned().collect();
     Job {
         goal,
@@ -216,70 +213,7 @@ fn goal(view: &View, replica: Option<&ReplicaJob>) -> Bytes {
     replica.map_or(wanted, |each| wanted.min(each.object.spec.capacity))
 }
 
-fn adrift(
-    view: &View,
-    node: &Node,
-    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
-) -> Vec<Arc<Replica>> {
-    let is_adrift = |each: &&Arc<Replica>| {
-        each.spec.node == node.name
-            && each.metadata.deletion_timestamp.is_some()
-            && pool_of(&each.spec.pool).is_none()
-    };
-    view.replicas.iter().filter(is_adrift).cloned().collect()
-}
-
-fn replicated_job(
-    view: &View,
-    node: &Node,
-    copies: Vec<ReplicaJob>,
-    adrift: Vec<Arc<Replica>>,
-    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
-) -> ReplicatedJob {
-    let wanted = view.volume.as_ref().map(|volume| wanted(view, volume));
-    let wanted = wanted.unwrap_or_default();
-    let target = view.target.as_ref().zip(view.volume.as_ref());
-    let target = target.filter(|(target, _)| target.spec.node == node.name);
-    let addresses = view.replicas.iter().filter_map(|each| {
-        let address = each.status.as_ref()?.address.clone()?;
-        Some((each.identity(), address))
-    });
-    ReplicatedJob {
-        target: target.map(|(target, volume)| TargetJob {
-            object: target.clone(),
-            place: TargetPlace {
-                volume: view.key.clone(),
-                volume_id: volume.identity(),
-                members: to_begin_with(view, &wanted),
-                wanted,
-                is_recovered: is_recovered(view, volume),
-                recovery: volume.spec.recovery.clone(),
-                fails_after: volume.spec.fails_after(),
-                asks_every: volume
-                    .spec
-                    .patience_seconds
-                    .map(u64::from)
-                    .map(Duration::from_secs),
-                when_full: volume.spec.when_full,
-                addresses: addresses.collect(),
-                scrub: ScrubWish {
-                    requested: volume.spec.scrub_requested.clone(),
-                    interval_seconds: volume.spec.scrub_interval_seconds,
-                },
-            },
-            first_copies: reservations(volume).len(),
-            shared_disks: if volume.spec.allow_shared_disk {
-                Vec::new()
-            } else {
-                disks::shared_by(staying(view), pool_of)
-            },
-        }),
-        copies,
-        adrift,
-    }
-}
-
-/// What the persistent volume says, which has it from the class. It may have been changed since.
+/// The mount options of the persistent volume. They came from the class, but may have been changed since.
 fn mount_options(view: &View) -> Vec<String> {
     let persistent = view.persistent_volume.as_ref();
     let spec = persistent.and_then(|volume| volume.spec.as_ref());
@@ -287,98 +221,10 @@ fn mount_options(view: &View) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// The oldest use comes first: it is the one that a claim for a single use goes to.
+/// The oldest use comes first: a claim for a single use goes to it.
 fn ordered(mut uses: Vec<&Arc<Attachment>>) -> Vec<&Arc<Attachment>> {
     uses.sort_by_key(|each| (each.creation_timestamp(), each.name_any()));
     uses
-}
-
-fn replica_job(
-    view: &View,
-    object: &Arc<Replica>,
-    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
-) -> Option<ReplicaJob> {
-    let pool = pool_of(&object.spec.pool)?;
-    let place = ReplicaPlace {
-        pool: PathBuf::from(&pool.spec.path),
-        pool_id: pool.status.as_ref().and_then(|status| status.id.clone()),
-        name: object.name_any(),
-        volume: view.key.clone(),
-        volume_id: object.spec.volume_id.clone(),
-        replica_id: object.identity(),
-        thick: object.spec.thick,
-        about: about(view, object),
-        served: view.is_replicated(),
-        checksums: view
-            .volume
-            .as_ref()
-            .is_none_or(|volume| volume.spec.checksums),
-    };
-    let measured = was_measured(view, object);
-    // A replica goes with its volume, which goes only when its claim was deleted, and says so in `discard`. One that
-    // somebody deleted by hand while its volume stays is marked, and kept; one of several leaves once it does not count
-    // any more. One whose volume is merely not known loses its object and not its bytes. Until a volume is known to have
-    // been served, it has a claim on the places of its first copies, and they stay.
-    let is_deleted = object.metadata.deletion_timestamp.is_some();
-    let can_leave = view.is_replicated() && view.volume.as_deref().is_some_and(was_served);
-    let fate = match (&view.volume, measured) {
-        (None, _) if is_deleted && object.spec.discard => Fate::Remove,
-        (None, _) if is_deleted => Fate::Forget,
-        (Some(_), _) if is_deleted && can_leave => Fate::Leave,
-        (_, true) => Fate::Find,
-        (_, false) => Fate::Make,
-    };
-    Some(ReplicaJob {
-        object: object.clone(),
-        place,
-        fate,
-    })
-}
-
-/// Whether the copy was ever there. Its status says so; and if that is lost, its identity does, which is written down
-/// only once the copy was measured.
-fn was_measured(view: &View, object: &Replica) -> bool {
-    let status = object.status.as_ref();
-    let is_named = if object.is_of_several() {
-        !object.spec.replica_id.is_empty()
-    } else {
-        let volume = view.volume.as_ref();
-        volume.is_some_and(|volume| !volume.spec.volume_id.is_empty())
-    };
-    is_named || status.is_some_and(|status| status.capacity.is_some())
-}
-
-/// What a copy shall say about itself, so that its pool can be read without the store.
-fn about(view: &View, replica: &Replica) -> Option<About> {
-    let volume = view.volume.as_ref()?;
-    let spec = &volume.spec;
-    let claim = view.claim.as_ref().and_then(|claim| claim.spec.as_ref());
-    Some(About {
-        volume: view.key.clone(),
-        volume_id: volume.identity(),
-        replica_id: replica.identity(),
-        namespace: spec.claim.namespace.clone(),
-        claim: spec.claim.name.clone(),
-        access_modes: claim
-            .and_then(|claim| claim.access_modes.clone())
-            .unwrap_or_default(),
-        class: spec.class.clone(),
-        size: spec.capacity,
-        filesystem: spec.filesystem.map(|kind| kind.name().to_owned()),
-        formatted: view.is_formatted(),
-        replicated: spec.replicated,
-        replicas: spec.replicas,
-        consistency_factor: spec.consistency_factor,
-        via: spec.via.map(|via| via.name().to_owned()),
-        thick: spec.thick,
-        online_growth: spec.online_growth,
-        allow_shared_disk: spec.allow_shared_disk,
-        mount_options: match (&view.persistent_volume, &view.class) {
-            // It is being made, and will have them from the class.
-            (None, Some(class)) => class.mount_options.clone().unwrap_or_default(),
-            _ => mount_options(view),
-        },
-    })
 }
 
 fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> UseJob {

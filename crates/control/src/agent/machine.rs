@@ -1,7 +1,7 @@
-//! What the agent needs of the machine that it runs on.
+//! What the agent needs from its machine.
 //!
-//! The binary joins the replica store and the kernel behind this trait. Every call blocks, is
-//! idempotent, measures instead of remembering, and answers a refusal as the hold that a user will read.
+//! The binary implements this trait with the replica store and the kernel. Every call blocks, is idempotent, and
+//! measures instead of remembering. A refusal is returned as the hold that a user will read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,11 +32,11 @@ pub struct ReplicaPlace {
     pub replica_id: String,
     /// Whether every byte is allocated.
     pub thick: bool,
-    /// What the copy shall say about itself in its own directory; none if its volume is not known.
+    /// What the copy should say about itself in its own directory; none if its volume is not known.
     pub about: Option<About>,
     /// Whether a process of its own serves it.
     pub served: bool,
-    /// Whether it keeps sums of its blocks, if it is one of several.
+    /// Whether it keeps checksums of its blocks, if it is one of several.
     pub checksums: bool,
 }
 
@@ -47,7 +47,7 @@ pub struct Stage {
     pub volume: String,
     /// The file that holds its bytes, or through which its target shows them.
     pub backing: PathBuf,
-    /// The way that they take from there to the kernel.
+    /// How they get from there to the kernel.
     pub via: Via,
     /// Its filesystem; none for a block volume.
     pub filesystem: Option<FilesystemKind>,
@@ -70,8 +70,8 @@ pub struct Use {
     pub path: PathBuf,
     /// Whether it may only be read.
     pub read_only: bool,
-    /// It has been there in this run of the kernel. If it is not any more, somebody took it away, and it is not
-    /// put back behind their back.
+    /// It existed in this run of the kernel. If it is gone, somebody took it away, and it is not put back behind their
+    /// back.
     pub established: bool,
 }
 
@@ -97,7 +97,7 @@ pub struct PoolMeasured {
 pub struct ReplicaFound {
     /// Its size: the `replica` rung.
     pub size: Bytes,
-    /// What a reader of its data gets: the `volume` rung of a volume that is used where it lies.
+    /// What a reader of its data gets: the `volume` rung of a volume that is used in place.
     pub served: Bytes,
     /// The file that holds the bytes.
     pub data: PathBuf,
@@ -114,14 +114,14 @@ pub struct CopyFound {
     pub address: String,
 }
 
-/// When the copies of a volume shall be compared with the sums of their blocks.
+/// When the copies of a volume are to be compared with their checksums.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScrubWish {
     /// The last request. Another value is another request.
     #[serde(default)]
     pub requested: Option<String>,
-    /// How often it is done unasked, in seconds; 0 for never.
+    /// How often a scrub runs by itself, in seconds; 0 for never.
     #[serde(default)]
     pub interval_seconds: u64,
 }
@@ -133,24 +133,24 @@ pub struct TargetPlace {
     pub volume: String,
     /// The volume's identity.
     pub volume_id: String,
-    /// Who counts, as far as it is known: to begin with. The copies themselves know better.
+    /// The copies that count, as far as is known, to start with. The copies themselves know better.
     pub members: Members,
-    /// The copies that are asked for. The target decides from what it sees of them who counts
+    /// The copies that are asked for. The target decides from what it sees of them which ones count
     /// ([`crate::claim::members::who_counts`]).
     pub wanted: CopiesWanted,
-    /// With which copies it goes on after others were lost for good.
+    /// The copies that it goes on with after others were lost for good.
     pub recovery: Option<Recovery>,
-    /// It has been served so: from now on it begins as any other.
+    /// The recovered volume has been served. From now on it starts like any other.
     pub is_recovered: bool,
-    /// After which time a request without a quorum fails; none if it waits without a limit.
+    /// How long a request without a quorum waits before it fails; none for no limit.
     pub fails_after: Option<Duration>,
-    /// After which time a request without a quorum is asked anew, if that is said.
+    /// How long a request without a quorum waits before it is asked again, if set.
     pub asks_every: Option<Duration>,
-    /// What becomes of a write for which too many pools have no space.
+    /// What happens to a write if too many pools have no space for it.
     pub when_full: WhenFull,
-    /// Where the copies can be reached, by identity; also those that do not count yet or not any more.
+    /// Where the copies can be reached, by identity. Includes copies that do not count yet, or no longer.
     pub addresses: BTreeMap<String, String>,
-    /// When they are compared with the sums of their blocks.
+    /// When they are compared with their checksums.
     pub scrub: ScrubWish,
 }
 
@@ -162,7 +162,7 @@ pub struct CopiesWanted {
     pub count: u32,
     /// How many of them must have a write before it is acknowledged.
     pub consistency_factor: u32,
-    /// The identities of those that shall stay. Others that count are to go as soon as they can be spared.
+    /// The identities of those that are to stay. Others that count go as soon as they can be spared.
     pub staying: Vec<String>,
 }
 
@@ -179,11 +179,11 @@ pub struct TargetFound {
     pub iqn: Option<String>,
     /// Its iSCSI address.
     pub portal: Option<String>,
-    /// Who counts, just now; while that changes, those of both sides.
+    /// The copies that count now. During a change of the view, those of both sides.
     pub members: Members,
     /// Which history it serves; none while it serves nothing.
     pub lineage: Option<String>,
-    /// How each copy is.
+    /// The state of each copy.
     pub replicas: Vec<ReplicaSeen>,
     /// I/O is served.
     pub available: bool,
@@ -191,7 +191,7 @@ pub struct TargetFound {
     pub redundancy_met: bool,
     /// Every copy has the volume's size.
     pub size_converged: bool,
-    /// What comparing the copies with their sums has found.
+    /// What scrubs have found.
     pub scrub: Option<ScrubSeen>,
     /// What keeps it from serving or growing.
     pub hold: Option<Hold>,
@@ -226,23 +226,22 @@ pub struct StageFound {
 pub struct Provided {
     /// The volume as it was found.
     pub found: StageFound,
-    /// For each use, in the order of the uses, why it cannot be.
+    /// For each use, in the order of the uses, why it cannot exist.
     pub refused: Vec<Option<Hold>>,
 }
 
 /// The machine.
 pub trait Machine: Send + Sync + 'static {
-    /// Opens the pool if it is not open yet, and measures it. A directory of another identity than `id` is
-    /// refused.
+    /// Opens the pool if it is not open yet, and measures it. A directory with another identity than `id` is refused.
     fn measure_pool(&self, pool: &Path, id: Option<&str>) -> Result<PoolMeasured, Hold>;
 
-    /// Whether a directory can become a pool, beside these others of this machine.
+    /// Whether a directory can become a pool, next to these other pools of this machine.
     fn judge_pool(&self, path: &Path, others: &[(String, PathBuf)]) -> Result<(), Hold>;
 
-    /// Lets go of every pool directory but these.
+    /// Releases every pool directory except these.
     fn keep_pools(&self, paths: &[PathBuf]);
 
-    /// What a copy on a pool says about itself that no object names.
+    /// What a copy on a pool says about itself, if no object names it.
     fn look_at_stranger(&self, pool: &Path, id: &str, name: &str) -> UnknownCopy;
 
     /// Makes a new replica, or finds the one that an earlier try has made.
@@ -254,49 +253,49 @@ pub trait Machine: Send + Sync + 'static {
     /// Raises a replica, durably.
     fn raise_replica(&self, replica: &ReplicaPlace, to: Bytes) -> Result<(), Hold>;
 
-    /// Lets a replica say about itself what shall stand in its directory, if it says something else.
+    /// Updates what a replica says about itself in its directory, if it says something else.
     fn describe_replica(&self, replica: &ReplicaPlace) -> Result<(), Hold>;
 
     /// Removes a replica and its bytes.
     fn remove_replica(&self, replica: &ReplicaPlace) -> Result<(), Hold>;
 
-    /// Has one of several copies served by a process of its own, which is started if it does not run.
+    /// Serves one of several copies by a process of its own, which is started if it does not run.
     fn serve_copy(&self, replica: &ReplicaPlace) -> Result<CopyFound, Hold>;
 
-    /// Whether there is a file of that path.
+    /// Whether there is a file at that path.
     fn is_there(&self, path: &Path) -> bool;
 
-    /// Has whatever shall run for a volume run, at once. A pass over the volume does the same, but may be waiting for
+    /// Starts at once whatever should run for a volume. A pass over the volume does the same, but may be waiting for
     /// I/O that only these processes can answer.
     fn serve_again(&self, volume: &str);
 
-    /// Ends the process that serves a copy; without one it does nothing.
+    /// Ends the process that serves a copy; does nothing if there is none.
     fn retire_copy(&self, replica: &ReplicaPlace) -> Result<(), Hold>;
 
-    /// Has a target run with these copies, in a process of its own, and measures it.
+    /// Runs a target with these copies, in a process of its own, and measures it.
     fn serve_target(&self, target: &TargetPlace) -> Result<TargetFound, Hold>;
 
     /// Raises the copies and what the target serves.
     fn raise_target(&self, target: &TargetPlace, to: Bytes) -> Result<(), Hold>;
 
-    /// Ends a target; without one it does nothing.
+    /// Ends a target; does nothing if there is none.
     fn retire_target(&self, volume: &str) -> Result<(), Hold>;
 
-    /// The file through which a volume of several copies is used on this machine, whether it is there or not.
+    /// The file through which a replicated volume is used on this machine, whether it exists or not.
     fn target_backing(&self, volume: &str) -> PathBuf;
 
-    /// What the bytes of a volume are that is not in use.
+    /// What the bytes of an idle volume are.
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content>;
 
-    /// Raises the filesystem in a file that nobody uses to fill it.
+    /// Grows the filesystem in a file that nobody uses, to fill the file.
     fn grow_idle(&self, backing: &Path, kind: FilesystemKind) -> Result<(), Hold>;
 
     /// Which run of the kernel this is.
     fn boot_id(&self) -> String;
 
-    /// Brings a volume into use and shows it at the paths of its uses: device, filesystem if there is
-    /// none yet and never was one, private mount, binds. What is already there is left as it is. What was there and has
-    /// been taken away is refused. That there is a filesystem is written down in the copies before anybody can use it.
+    /// Brings a volume into use and shows it at the paths of its uses: device, private mount, binds, and a filesystem
+    /// if there is none and never was. What is already there is left as it is. What was there and has been taken away
+    /// is refused. That there is a filesystem is recorded in the copies before anybody can use it.
     fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold>;
 
     /// Measures a volume in use.

@@ -1,4 +1,4 @@
-//! The node agent: makes this node's replicas and attachments what the stored objects say, climbs the
+//! The node agent: brings this node's replicas and attachments to the state that the stored objects ask for, climbs the
 //! ladder, and reports what it measured.
 
 pub mod machine;

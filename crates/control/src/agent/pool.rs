@@ -1,4 +1,5 @@
-//! The pools of this node: opened, measured, reported, and let go of when somebody wants them gone and no copy is left.
+//! The pools of this node: opened, measured, reported, and released when they are to be removed and have no copies
+//! left.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -37,19 +38,19 @@ pub async fn run(agent: Arc<Agent>, queue: Queue) {
     }
 }
 
-/// Measures a pool, and lets go of one that nobody needs and somebody wants gone.
+/// Measures a pool, and releases one that is to be removed and that nobody needs.
 async fn look_after(agent: &Arc<Agent>, pool: Arc<Pool>) -> Run {
     let leaves = pool.metadata.deletion_timestamp.is_some();
     let kept = pool.finalizers().iter().any(|each| each == POOL_FINALIZER);
     if !kept && !leaves {
-        // Before it is ready for a copy: from the first one on it must not vanish.
+        // This comes before the pool is ready for a copy: from the first copy on it must not vanish.
         let mut finalizers = pool.finalizers().to_vec();
         finalizers.push(POOL_FINALIZER.to_owned());
         if !set_finalizers(agent, &pool, &finalizers).await {
             return Run::Failed;
         }
     }
-    // Whoever promises room from now on has seen that it goes, so what is found here is all that there will be.
+    // Whoever promises room from now on has seen that the pool goes, so nothing will be added to what is found here.
     let needed_by = needed_by(&agent.world, &pool.name_any());
     if leaves && kept && needed_by.is_empty() {
         keep_others(agent, &pool.name_any()).await;
@@ -76,7 +77,7 @@ async fn set_finalizers(agent: &Agent, pool: &Pool, finalizers: &[String]) -> bo
     matches!(written.as_slice(), [Written::Stored])
 }
 
-/// Lets go of the directories of all pools of this node that are not stored, and of that of `gone`.
+/// Releases the directories of all pools of this node that are not stored, and that of `gone`.
 async fn keep_others(agent: &Agent, gone: &str) {
     let pools = agent.world.pools.all();
     let kept = pools
@@ -139,8 +140,8 @@ fn tell_in_use(agent: &Agent, pool: &Pool, needed_by: &[String]) {
     });
 }
 
-/// The other pools of this node that a new one must be apart from: all that were taken once, and those that were named
-/// before it.
+/// The other pools of this node that a new one must be apart from: all that were ever accepted, and those that were
+/// named before it.
 fn others(world: &World, pool: &Pool) -> Vec<(String, PathBuf)> {
     let age = |pool: &Pool| (pool.creation_timestamp(), pool.name_any());
     let was_taken = |pool: &Pool| pool.status.as_ref().is_some_and(|it| it.id.is_some());
@@ -172,7 +173,7 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> R
     let measure = move || {
         let path = Path::new(&path);
         if id.is_none() {
-            // One that was taken once stays, since copies may be on it.
+            // A pool that was once accepted stays, because copies may be on it.
             machine.judge_pool(path, &others)?;
         }
         let measured = machine.measure_pool(path, id.as_deref())?;
@@ -194,6 +195,7 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> R
     let now = now();
     let old = pool.status.clone().unwrap_or_default();
     let ready = Says {
+        began: None,
         kind: "Ready",
         is_true: measured.is_ok(),
         reason: measured
@@ -207,6 +209,7 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> R
     let mut says = vec![ready];
     if pool.metadata.deletion_timestamp.is_some() {
         says.push(Says {
+            began: None,
             kind: "Removable",
             is_true: false,
             reason: HoldReason::PoolInUse.code(),
@@ -250,7 +253,7 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> R
     if !same || is_asked(&pool) {
         let place = Place::named(Object::Pool, pool.name_any());
         let mut body = serde_json::json!({ "status": new });
-        // A merge keeps what it is not told of.
+        // A merge keeps fields that it does not mention.
         body["status"]["unknown"] = serde_json::json!(new.unknown);
         body["status"]["unknownCount"] = serde_json::json!(new.unknown_count);
         let write = Write::PatchStatus(place, body);

@@ -1,4 +1,4 @@
-//! Carries one node's work out: looks, works on a thread that may block, writes what was found.
+//! Carries out one node's work: looks, works on a thread that may block, and writes what it found.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ use crate::view::{View, now};
 use crate::world::{TELL_AFTER, World};
 use crate::write::{Object, Place, Write, Written, send};
 
-/// How many ladders may wait to be told early. One is told a raise.
+/// How many ladders may wait to be reported early. Each raise reports one.
 const EARLY_MAX: usize = 16;
 
 /// The agent of one node.
@@ -42,12 +42,12 @@ pub struct Agent {
     pub complaints: Complaints,
 }
 
-/// What was logged about each copy last. A disk that is gone is looked at by every pass, and must not fill the log.
+/// What was last logged about each copy. Every pass looks at a disk that is gone, and that must not fill the log.
 #[derive(Clone, Default)]
 pub struct Complaints(Arc<Mutex<HashMap<String, String>>>);
 
 impl Complaints {
-    /// Whether this was not logged already.
+    /// Whether this is new to the log.
     fn is_new(&self, replica: &str, message: &str) -> bool {
         let mut complaints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if complaints.get(replica).is_some_and(|last| last == message) {
@@ -63,8 +63,8 @@ impl Complaints {
     }
 }
 
-/// The ladders that were measured last, by volume. They only fill the gap until a report is seen again in
-/// the cache, so that the time of a raise is not lost to a look in between; no decision is taken from them.
+/// The last measured ladders, by volume. They only bridge the time until a report is seen in the cache, so that a look
+/// in between does not lose the time of a raise. No decision is based on them.
 #[derive(Default)]
 pub struct Ladders(Mutex<HashMap<String, Vec<RungStatus>>>);
 
@@ -114,7 +114,8 @@ impl Agent {
         }
         if let Some(writes) = missing_finalizers(&job) {
             let stored = send(&self.client, &writes).await;
-            // Whatever outdated the object may be of no concern to a node, and would not bring it here again.
+            // The change that outdated the object may not concern this node, and then would not bring the volume here
+            // again.
             let all = stored.iter().all(|each| matches!(each, Written::Stored));
             return if all { Run::Done } else { Run::Failed };
         }
@@ -134,7 +135,7 @@ impl Agent {
         run
     }
 
-    /// Lets the copies on this node say about themselves what is stored of them now. Nobody waits for it.
+    /// Makes the copies on this node say about themselves what is stored about them now. Nobody waits for it.
     async fn describe(&self, job: &Arc<Job>, outcome: &Outcome) {
         if !outcome.is_found() {
             return;
@@ -157,15 +158,15 @@ impl Agent {
         let _ = tokio::task::spawn_blocking(describe).await;
     }
 
-    /// Runs the blocking pass. If it takes its time, the lower rungs are stored while the upper ones are still
-    /// being raised.
+    /// Runs the blocking pass. If it takes long, the lower rungs are stored while the upper ones are still being
+    /// raised.
     async fn work(&self, view: &Arc<View>, job: &Arc<Job>) -> Option<Outcome> {
         let (sender, mut ladders) = mpsc::channel::<Vec<RungStatus>>(EARLY_MAX);
         let machine = self.machine.clone();
         let blocking_job = job.clone();
         let pass = tokio::task::spawn_blocking(move || {
             let early = |ladder: &[RungStatus]| {
-                // Telling early is a courtesy; what does not fit is told at the end anyway.
+                // An early report is a courtesy; what does not fit is reported at the end anyway.
                 let _ = sender.try_send(ladder.to_vec());
             };
             work(machine.as_ref(), &blocking_job, &early)
@@ -206,7 +207,7 @@ impl Agent {
             (_, _, false) => Some(Step::ReplicaReported),
             _ => None,
         };
-        // What a user waits for goes first; the lower rungs have mostly been told already.
+        // What a user waits for goes first; the lower rungs have mostly been reported already.
         let (finish, note) = claim.unzip();
         let mut writes: Vec<Write> = finish.into_iter().collect();
         writes.extend(uses);

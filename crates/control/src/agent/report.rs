@@ -1,9 +1,10 @@
-//! What a pass found, as status of the stored objects. Only what is new is written.
+//! What a pass found, as the status of the stored objects. Only changes are written.
 
 mod replicated;
+mod resizing;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use trellis_api::kinds::conditions::{Says, renew};
@@ -13,6 +14,7 @@ use trellis_api::kinds::{
 };
 use trellis_api::{Bytes, Hold, HoldReason, Next, Observed, Rung, next_step};
 
+use self::resizing::Asked;
 use super::job::{Job, UseJob};
 use super::machine::Stage;
 use super::work::Outcome;
@@ -21,7 +23,7 @@ use crate::claim::{provision, status};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
-/// What a claim should hear of copies that have rotted.
+/// What to tell a claim about copies that have rotted.
 pub fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
     replicated::rot_note(view, outcome)
 }
@@ -29,7 +31,7 @@ pub fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
 /// The replica's and the target's status, as far as the ladder is known.
 pub fn replica_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Vec<Write> {
     if let Some(replicated) = &job.replicated {
-        return replicated::writes(job, replicated, outcome, now);
+        return replicated::writes(view, job, replicated, outcome, now);
     }
     let Some(replica) = &job.replica else {
         return Vec::new();
@@ -48,7 +50,7 @@ pub fn replica_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime
                 now,
             ));
         }
-        Some(Err(hold)) => writes.extend(refused(&replica.object, hold, now)),
+        Some(Err(hold)) => writes.extend(refused(&Asked::of(view), &replica.object, hold, now)),
         None => {}
     }
     if outcome.removed {
@@ -61,7 +63,7 @@ pub fn replica_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime
     writes
 }
 
-/// The lower rungs, told while the upper ones are still being raised.
+/// The lower rungs, reported while the upper ones are still being raised.
 pub fn early_writes(view: &View, job: &Job, ladder: &[RungStatus], now: &MicroTime) -> Vec<Write> {
     let Some(replica) = &job.replica else {
         return Vec::new();
@@ -87,6 +89,7 @@ fn measured(
     now: &MicroTime,
 ) -> Vec<Write> {
     let rung = |wanted: Rung| ladder.iter().find(|each| each.rung == wanted).cloned();
+    let asked = Asked::of(view);
     let old = replica.status.clone().unwrap_or_default();
     let mut writes = Vec::new();
     if let Some(rung) = rung(Rung::Replica) {
@@ -96,10 +99,8 @@ fn measured(
             capacity: Some(rung.size),
             conditions: lower_conditions(
                 &old.conditions,
-                true,
-                rung.size,
-                goal,
-                hold.as_ref(),
+                None,
+                asked.says(rung.size, goal, hold.as_ref()),
                 now,
             ),
             rung: Some(rung),
@@ -118,9 +119,8 @@ fn measured(
     if let (Some(rung), Some(target)) = (rung(Rung::Volume), &view.target) {
         let old = target.status.clone().unwrap_or_default();
         let hold = rung.hold.clone();
-        let mut conditions =
-            lower_conditions(&old.conditions, true, rung.size, goal, hold.as_ref(), now);
-        conditions.retain(|each| each.type_ == "Resizing");
+        let resizing = asked.says(rung.size, goal, hold.as_ref());
+        let conditions = renew(&old.conditions, &[resizing], now);
         let new = TargetStatus {
             capacity: Some(rung.size),
             rung: Some(rung),
@@ -136,7 +136,7 @@ fn measured(
     writes
 }
 
-fn refused(replica: &Replica, hold: &Hold, now: &MicroTime) -> Option<Write> {
+fn refused(asked: &Asked, replica: &Replica, hold: &Hold, now: &MicroTime) -> Option<Write> {
     let old = replica.status.clone().unwrap_or_default();
     let new = ReplicaStatus {
         phase: if old.capacity.is_some() {
@@ -147,10 +147,12 @@ fn refused(replica: &Replica, hold: &Hold, now: &MicroTime) -> Option<Write> {
         hold: Some(hold.clone()),
         conditions: lower_conditions(
             &old.conditions,
-            false,
-            Bytes::ZERO,
-            replica.spec.capacity,
             Some(hold),
+            asked.says(
+                old.capacity.unwrap_or_default(),
+                replica.spec.capacity,
+                Some(hold),
+            ),
             now,
         ),
         ..old.clone()
@@ -162,38 +164,21 @@ fn refused(replica: &Replica, hold: &Hold, now: &MicroTime) -> Option<Write> {
     )
 }
 
+/// `Ready` and `Resizing` of a copy.
 fn lower_conditions(
-    old: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition],
-    ready: bool,
-    size: Bytes,
-    goal: Bytes,
-    hold: Option<&Hold>,
+    old: &[Condition],
+    not_ready: Option<&Hold>,
+    resizing: Says<'_>,
     now: &MicroTime,
-) -> Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {
-    let behind = size < goal;
-    let why = hold.map_or(("Measured", ""), |hold| {
-        (hold.reason.code(), hold.message.as_str())
-    });
-    let resizing = match (behind, hold) {
-        (_, Some(_)) => why,
-        (true, None) => ("Growing", ""),
-        (false, None) => ("Reached", ""),
+) -> Vec<Condition> {
+    let ready = Says {
+        kind: "Ready",
+        is_true: not_ready.is_none(),
+        reason: not_ready.map_or("Measured", |hold| hold.reason.code()),
+        message: not_ready.map_or("", |hold| hold.message.as_str()),
+        began: None,
     };
-    let says = [
-        Says {
-            kind: "Ready",
-            is_true: ready,
-            reason: if ready { "Measured" } else { why.0 },
-            message: if ready { "" } else { why.1 },
-        },
-        Says {
-            kind: "Resizing",
-            is_true: behind,
-            reason: resizing.0,
-            message: resizing.1,
-        },
-    ];
-    renew(old, &says, now)
+    renew(old, &[ready, resizing], now)
 }
 
 /// The status of every use, and the finalizers of those that are over.
@@ -245,7 +230,7 @@ pub fn use_writes(
     writes
 }
 
-/// How the volume was brought into use, for a use that there is.
+/// How the volume was brought into use, for an existing use.
 fn stage_of(job: &Job, attached: bool) -> Option<&Stage> {
     job.staging.as_ref().filter(|_| attached)
 }
@@ -281,6 +266,7 @@ fn use_write(
         is_true: attached,
         reason,
         message,
+        began: None,
     }];
     let new = AttachmentStatus {
         phase: if attached {
@@ -316,7 +302,7 @@ fn use_write(
         each.object.namespace().unwrap_or_default(),
         each.object.name_any(),
     );
-    // How full a volume is changes all the time; it is told along with something else, never alone.
+    // How full a volume is changes all the time. It is reported along with something else, never alone.
     let mut quiet = new.clone();
     quiet.usage = old.usage.clone();
     if quiet == old {
@@ -325,14 +311,15 @@ fn use_write(
     status_write(place, &old, &new)
 }
 
-/// A use that was there and cannot be looked at now: what was last measured stays, with what is the matter.
-/// An error in passing must not make a live mount look as if it had never been.
+/// A use that existed and cannot be looked at now. The last measurement stays, with the reason. A passing error must
+/// not make a live mount look as if it had never existed.
 fn lost(each: &UseJob, old: &AttachmentStatus, hold: &Hold, now: &MicroTime) -> Option<Write> {
     let says = [Says {
         kind: "Attached",
         is_true: false,
         reason: hold.reason.code(),
         message: &hold.message,
+        began: None,
     }];
     let new = AttachmentStatus {
         hold: Some(hold.clone()),
@@ -344,8 +331,8 @@ fn lost(each: &UseJob, old: &AttachmentStatus, hold: &Hold, now: &MicroTime) -> 
     status_write(place, old, &new)
 }
 
-/// The claim's status when all its rungs on this node are as they should be, or one is held. Like the
-/// kubelet, the node that sees the consumer's size is the one to report it.
+/// The claim's status when all its rungs on this node are as they should be, or one is held. As with the kubelet, the
+/// node that sees the consumer's size reports it.
 pub fn claim_write(
     view: &View,
     job: &Job,
@@ -370,6 +357,7 @@ pub fn claim_write(
                 .find(|each| each.rung == Rung::Device)?
                 .size;
             let message = format!("MountVolume.NodeExpandVolume succeeded: {device}");
+            let message = message + &replicated::behind(view, outcome, job.goal);
             (
                 status::finished(claim, device),
                 Note::normal(claim, "FileSystemResizeSuccessful", message),
@@ -382,7 +370,7 @@ pub fn claim_write(
                 .find(|each| each.rung == rung)?
                 .hold
                 .clone()?;
-            // What waits for somebody to mount or unmount is pending; it is not an error of the node.
+            // A growth that waits for somebody to mount or unmount is pending; it is not an error of the node.
             let waits = matches!(
                 hold.reason,
                 HoldReason::ReadOnly | HoldReason::OnlineGrowthOff
@@ -418,7 +406,7 @@ fn lost_claim(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Opt
     };
     let hold = outcome.uses.iter().find_map(lost)?;
     if provision::goal(status::requested(claim)?).ok()? > job.goal {
-        // What is asked for now is the planner's to report on.
+        // The planner reports on the present request.
         return None;
     }
     let body = status::node_held(claim, job.goal, &hold, now);
@@ -430,8 +418,8 @@ fn lost_claim(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Opt
     Some((for_this_claim(claim, body), note))
 }
 
-/// A change of the claim's status that is not bound to a version, since the planner reports on the claim too
-/// and neither waits for the other; but meant for this claim, and not for a later one of the same name.
+/// A change of the claim's status that is not bound to a version, because the planner reports on the claim too and
+/// neither waits for the other. It is meant for this claim, and not for a later one of the same name.
 fn for_this_claim(claim: &PersistentVolumeClaim, mut body: Value) -> Write {
     body["metadata"] = json!({ "uid": claim.uid() });
     Write::PatchStatus(claim_place(claim), body)
@@ -442,9 +430,9 @@ fn without_finalizer(place: Place, finalizers: &[String], done: &str) -> Write {
     Write::Patch(place, json!({ "metadata": { "finalizers": kept } }))
 }
 
-/// A status patch that turns `old` into `new`: fields that are gone are set to null, since a merge keeps
-/// what it is not told of. It is not bound to the version that was looked at: this node alone writes these
-/// statuses, and what it has just measured is newer than whatever is stored.
+/// A status patch that turns `old` into `new`. Fields that are gone are set to null, because a merge keeps fields that
+/// it does not mention. It is not bound to the version that was looked at: only this node writes these statuses, and
+/// what it has just measured is newer than whatever is stored.
 fn status_write<S: serde::Serialize + PartialEq>(place: Place, old: &S, new: &S) -> Option<Write> {
     if old == new {
         return None;

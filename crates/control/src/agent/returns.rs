@@ -1,8 +1,7 @@
-//! Copies whose files are missing, because their disk is not mounted or their directory is gone: while there are such,
-//! it is looked again and again whether they are back. Nobody else would tell: a directory that gets its name back is
-//! no event of the kernel's that reaches us, and the tries after a failure become rare.
+//! Looks for copies whose files are missing, because their disk is not mounted or their directory is gone.
 //!
-//! Nothing is looked at while nothing is missing.
+//! Nothing else would notice their return: the kernel sends us no event when a directory gets its name back, and
+//! retries after a failure become rare. While no copy is missing, nothing is looked at.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,7 +13,7 @@ use trellis_api::kinds::Replica;
 
 use super::reconcile::Agent;
 
-/// How often it is looked.
+/// How often to look.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// A copy that cannot be served.
@@ -36,7 +35,7 @@ pub async fn run(agent: Arc<Agent>) {
             continue;
         }
         let machine = agent.machine.clone();
-        // On a thread of its own: a disk that does not answer keeps this look and no other work.
+        // On a thread of its own: a disk that does not answer blocks this look and no other work.
         let look = move || {
             let looked = held.into_iter().map(|copy| {
                 let is_there = machine.is_there(&copy.data);
@@ -68,7 +67,7 @@ pub async fn run(agent: Arc<Agent>) {
     }
 }
 
-/// The copies of this node that were there once and cannot be served now.
+/// The copies of this node that once existed and cannot be served now.
 fn held(agent: &Agent) -> Vec<Held> {
     let held = |replica: &Arc<Replica>| {
         let status = replica.status.as_ref()?;
@@ -87,7 +86,8 @@ fn held(agent: &Agent) -> Vec<Held> {
     here.filter_map(held).collect()
 }
 
-/// Those that were missing at the last look and are there now. What is held for another reason is not among them.
+/// Those that were missing at the last look and are there now. Copies that are held for another reason are not among
+/// them.
 fn returned<'a>(
     missing: &mut BTreeSet<String>,
     looked: impl Iterator<Item = (&'a str, bool)>,

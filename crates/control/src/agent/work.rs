@@ -1,7 +1,7 @@
 //! One pass over one volume on this node. It blocks, so it runs on a thread of its own.
 //!
-//! The order is that of dependence: uses that end, the replica, uses that begin, then the ladder. A
-//! growth that is held never keeps a use from beginning at the old size.
+//! The order follows the dependencies: uses that end, the replica, uses that begin, then the ladder. A growth that is
+//! held never keeps a use from beginning at the old size.
 
 mod replicated;
 mod subject;
@@ -21,29 +21,29 @@ use subject::{Single, Subject};
 /// What a pass found and did.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// The single copy, if there is one on this node and it shall stay.
+    /// The only copy, if it is on this node and is to stay.
     pub replica: Option<Result<ReplicaFound, Hold>>,
     /// The single copy is gone.
     pub removed: bool,
-    /// Of several copies, those on this node that shall stay, by the name of their objects.
+    /// Of several copies, those on this node that are to stay, by the names of their objects.
     pub copies: Vec<(String, Result<CopyFound, Hold>)>,
     /// Of several copies, those on this node that are gone.
     pub copies_removed: Vec<String>,
     /// The target, if it runs on this node.
     pub target: Option<Result<TargetFound, Hold>>,
-    /// What the bytes are, when it was looked at.
+    /// What the bytes are, if they were looked at.
     pub content: Option<Content>,
     /// Uses that are over.
     pub ended: Vec<Arc<Attachment>>,
     /// Uses that should be over and are not, and why.
     pub lingering: Vec<(Arc<Attachment>, Hold)>,
-    /// Uses that are or should be, and why not.
+    /// Uses that exist or should, and why not.
     pub uses: Vec<(UseJob, Option<Hold>)>,
     /// The volume in use.
     pub stage: Option<StageFound>,
     /// The whole ladder on this node, lowest rung first.
     pub ladder: Vec<RungStatus>,
-    /// Space of the pool was taken or given back.
+    /// Space on the pool was taken or freed.
     pub pool_changed: bool,
 }
 
@@ -54,8 +54,8 @@ impl Outcome {
         several || matches!(self.replica, Some(Ok(_)))
     }
 
-    /// What keeps anything of it, so that it shall be tried again. A use that the objects alone forbid is not
-    /// tried again before they change.
+    /// What holds any part of it, so that it is tried again. A use that the objects alone forbid is not tried again
+    /// before they change.
     pub fn held(&self) -> Option<&Hold> {
         let uses = self.uses.iter().filter(|(each, _)| each.hold.is_none());
         let lingering = self.lingering.iter().map(|(_, hold)| hold);
@@ -77,7 +77,7 @@ impl Outcome {
     }
 }
 
-/// Does what `job` says. `early` is told of the ladder after every raise.
+/// Does the work of `job`. `early` gets the ladder after every raise.
 pub fn work(machine: &dyn Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> Outcome {
     let mut outcome = Outcome::default();
     end_uses(machine, job, &mut outcome);
@@ -117,7 +117,7 @@ fn without_replica(job: &Job) -> Hold {
     Hold::new(HoldReason::ReplicaUnavailable, message)
 }
 
-/// Where the bytes are, as far as it was reported earlier: enough to find mounts and devices again.
+/// Where the bytes are, according to earlier reports: enough to find mounts and devices again.
 fn known_stage(machine: &dyn Machine, job: &Job) -> Option<Stage> {
     if job.replicated.is_some() {
         let stage = job.staging.clone()?;
@@ -172,7 +172,7 @@ fn end_uses(machine: &dyn Machine, job: &Job, outcome: &mut Outcome) {
     }
 }
 
-/// A replica goes only when nothing uses it. Its bytes go only if it is sure that they may.
+/// A replica goes only when nothing uses it. Its bytes go only if it is certain that they may.
 fn remove(machine: &dyn Machine, job: &Job, replica: &ReplicaJob, mut outcome: Outcome) -> Outcome {
     if !job.uses.is_empty() || !outcome.lingering.is_empty() {
         let message = format!("Replica {} is still in use.", replica.place.name);
@@ -192,7 +192,7 @@ fn remove(machine: &dyn Machine, job: &Job, replica: &ReplicaJob, mut outcome: O
     outcome
 }
 
-/// Removes the bytes of a copy, or leaves them where they are and only lets go of the object.
+/// Removes the bytes of a copy, or leaves them where they are and only drops the object.
 fn dispose(machine: &dyn Machine, replica: &ReplicaJob) -> Result<(), Hold> {
     if replica.fate != Fate::Forget {
         return machine.remove_replica(&replica.place);
@@ -278,7 +278,8 @@ fn look_inside(
     };
 }
 
-/// Brings the volume into use for the uses that nothing forbids; none if there are none, or it cannot be.
+/// Brings the volume into use for the uses that nothing forbids. None if there are no such uses, or if it cannot be
+/// done.
 fn provide(
     machine: &dyn Machine,
     job: &Job,
@@ -320,7 +321,7 @@ fn provide(
     }
 }
 
-/// Looks at the bytes of an idle volume, unless nothing can have changed since it was last done.
+/// Looks at the bytes of an idle volume, unless nothing can have changed since the last look.
 fn idle_content(
     machine: &dyn Machine,
     job: &Job,
@@ -331,7 +332,7 @@ fn idle_content(
     let wanted = job.staging.as_ref()?.filesystem?;
     let served = outcome.ladder.iter().find(|rung| rung.rung == Rung::Volume);
     let size = served?.size;
-    // What is foreign may have been taken away by its owner, and is looked at every time.
+    // The owner of foreign data may have removed it, so it is looked at every time.
     let fits = |content: &Content| content.kind == wanted.name() || content.kind == EMPTY_CONTENT;
     let settled = |content: &Content| content.of == size && content.full && fits(content);
     let same = known.as_ref().is_some_and(settled) && outcome.ended.is_empty();
@@ -342,7 +343,7 @@ fn idle_content(
     }
 }
 
-/// Grows a filesystem that nobody uses, and answers what it is then, or what it is and why it did not grow.
+/// Grows a filesystem that nobody uses. Returns what it is then, or what it is and why it did not grow.
 fn grow_idle(machine: &dyn Machine, job: &Job, data: &Path, content: Content) -> Content {
     let wanted = job.staging.as_ref().and_then(|stage| stage.filesystem);
     let Some(kind) = wanted.filter(|kind| content.kind == kind.name() && !content.full) else {

@@ -1,5 +1,5 @@
 //! Persistent volumes that somebody made by hand. A claim that names one, or fits one, is bound to it, as a cluster's
-//! own binder does. Nothing of such a volume is ours but the binding.
+//! own binder does. Only the binding is ours; the rest of such a volume is not.
 
 use std::sync::Arc;
 
@@ -32,8 +32,8 @@ pub fn best_fit(
         })
 }
 
-/// The next step towards a volume that was made by hand; none if the claim takes none. A hold says why the one that it
-/// insists on cannot be had.
+/// The next step towards a volume that was made by hand; none if the claim does not take one. A hold says why the claim
+/// cannot have the volume that it insists on.
 pub fn bind(view: &View, claim: &PersistentVolumeClaim) -> Result<Option<Plan>, Hold> {
     let spec = claim.spec.clone().unwrap_or_default();
     let phase = claim
@@ -146,7 +146,7 @@ fn capacity(volume: &PersistentVolume) -> Bytes {
     quantity().unwrap_or_default()
 }
 
-/// Why a claim cannot have a volume; reads on after the volume's name. None if it can.
+/// Why a claim cannot have a volume, as text that follows the volume's name. None if it can.
 fn misfit(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<String> {
     let nothing = PersistentVolumeSpec::default();
     let has = volume.spec.as_ref().unwrap_or(&nothing);

@@ -1,5 +1,4 @@
-//! What a StorageClass asks for, read strictly: a parameter that is not understood is an error, never
-//! a silent default.
+//! What a StorageClass asks for, read strictly: a parameter that is not understood is an error, never a silent default.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +18,7 @@ pub struct Class {
     pub replicas: u32,
     /// How many of them must have a write before it is acknowledged.
     pub consistency_factor: u32,
-    /// How a volume is brought to a node through a target; none if its only copy is used where it lies.
+    /// How a volume is brought to a node through a target; none if its only copy is used in place.
     pub via: Option<Via>,
     /// Whether every byte is allocated from the start.
     pub thick: bool,
@@ -27,15 +26,15 @@ pub struct Class {
     pub filesystem: FilesystemKind,
     /// Whether it may grow while it is mounted.
     pub online_growth: bool,
-    /// What becomes of requests when too few copies are there.
+    /// What happens to requests when too few copies are there.
     pub when_below_quorum: WhenBelowQuorum,
-    /// What becomes of a write for which too many pools have no space.
+    /// What happens to a write if too many pools have no space for it.
     pub when_full: WhenFull,
-    /// How long they wait then, in seconds, if it is said.
+    /// How long requests wait then, in seconds, if set.
     pub patience_seconds: Option<u32>,
-    /// Whether copies keep sums of their blocks.
+    /// Whether copies keep checksums of their blocks.
     pub checksums: bool,
-    /// How often copies are compared with their sums, in seconds; 0 for never.
+    /// How often copies are compared with their checksums, in seconds; 0 for never.
     pub scrub_interval_seconds: u64,
     /// Whether two copies may be on one filesystem.
     pub allow_shared_disk: bool,
@@ -43,7 +42,7 @@ pub struct Class {
     pub mount_options: Vec<String>,
     /// Whether a claim waits until something uses it.
     pub waits_for_consumer: bool,
-    /// What becomes of the volume when its claim is gone: `Delete` or `Retain`.
+    /// What happens to the volume when its claim is gone: `Delete` or `Retain`.
     pub reclaim_policy: String,
 }
 
@@ -121,7 +120,7 @@ impl Class {
         Ok(read)
     }
 
-    /// Takes one parameter in, or answers what would have been allowed.
+    /// Takes in one parameter, or returns what would have been allowed.
     fn take(&mut self, parameter: &str, value: &str) -> Result<(), &'static str> {
         match parameter {
             "engine" => (value == "replicated")

@@ -1,9 +1,9 @@
-//! How many copies a volume of several has: one is added where some are missing, one is let go of where there are
-//! too many. A copy that somebody deletes is replaced in the same way.
+//! How many copies a replicated volume has. One is added if some are missing; one is removed if there are too many. A
+//! copy that somebody deletes is replaced in the same way.
 //!
-//! Only objects are made and deleted here. Who counts is decided by the target, from what it sees of the copies
-//! (`members`), and agreed with the copies themselves. A copy keeps its bytes until it does not count any more, so
-//! there is no moment with too few of them.
+//! This module only makes and deletes objects. The target decides which copies count, from what it sees of them
+//! (`members`), and agrees that with the copies themselves. A copy keeps its bytes until it no longer counts, so there
+//! are never too few.
 
 use kube::{Resource, ResourceExt};
 use trellis_api::kinds::{Members, Replica, ReplicaState, Volume};
@@ -20,15 +20,15 @@ use crate::write::{Object, Place, Write};
 /// How many copies can count at a time.
 const COPIES_MAX: usize = 5;
 
-/// The copies that shall stay: nobody has deleted them or given them up.
+/// The copies that are to stay: nobody has deleted them or given them up.
 pub fn staying(view: &View) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
     view.replicas
         .iter()
         .filter(|each| each.metadata.deletion_timestamp.is_none() && !is_given_up(view, each))
 }
 
-/// The copies that are asked for. Until the volume has been served it is all that there are: it begins with the
-/// copies that it was made with, also with one that somebody has deleted meanwhile.
+/// The copies that are asked for. Until the volume has been served, these are all existing copies: it starts with the
+/// copies that it was made with, even one that somebody has deleted meanwhile.
 pub fn wanted(view: &View, volume: &Volume) -> CopiesWanted {
     let all = || view.replicas.iter().map(|each| each.identity()).collect();
     let served = was_served(volume);
@@ -42,8 +42,8 @@ pub fn wanted(view: &View, volume: &Volume) -> CopiesWanted {
     }
 }
 
-/// Who counts to begin with: who did when the target was last seen, or else all copies, with a factor that they can
-/// reach. At most as many as can count at a time are named; the copies know the rest.
+/// Who counts to start with: the copies that counted when the target was last seen, or else all copies, with a factor
+/// that they can reach. At most as many as can count at a time are named; the copies know the rest.
 pub fn to_begin_with(view: &View, wanted: &CopiesWanted) -> Members {
     let agreed = view.target.as_ref();
     let agreed = agreed.and_then(|target| target.status.as_ref()?.members.clone());
@@ -62,13 +62,13 @@ pub fn to_begin_with(view: &View, wanted: &CopiesWanted) -> Members {
     members
 }
 
-/// The next step towards as many copies as are asked for; none if there are as many. A hold says why there cannot be.
+/// The next step towards the number of copies that is asked for; none if it is reached. A hold says why it cannot be.
 pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<Plan>, Hold> {
     if !volume.spec.replicated {
         return single(volume);
     }
     if !was_served(volume) {
-        // It begins with the copies that it was made with; one that was let go of would be made again.
+        // It starts with the copies that it was made with; one that was removed would be made again.
         return Ok(None);
     }
     if let Some(plan) = recovery::give_up(view) {
@@ -162,7 +162,7 @@ fn add(
     })
 }
 
-/// The copy to let go of: one that does not hold everything rather than one that does, the latest of these.
+/// The copy to remove: one that does not hold everything rather than one that does, and the latest of these.
 fn dispensable(view: &View) -> Option<&Replica> {
     let seen = view
         .target
@@ -189,7 +189,7 @@ mod tests {
 
     struct Anywhere;
 
-    /// The pool that shall be emptied.
+    /// The pool that is to be emptied.
     const DRAINED: &str = "drained";
 
     impl Rooms for Anywhere {

@@ -1,8 +1,7 @@
 //! From a larger request to a larger claim.
 //!
-//! The goals of all layers are raised in one go, since a goal is only a wish: what may rise when is
-//! ruled by the ladder, on the node, from what has been observed. What comes back up is measured, and
-//! only that is reported.
+//! The goals of all layers are raised at once, because a goal is only a wish. The ladder on the node decides, from what
+//! it has observed, which layer may rise when. Only measured sizes are reported back.
 
 use std::time::Duration;
 
@@ -16,13 +15,13 @@ use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::plan::{LargerCopy, Note, Plan, Promise, Rooms, claim_place};
-use super::{history, provision, status};
+use super::{history, provision, redundancy, status};
 use crate::view::View;
 use crate::world::TELL_AFTER;
 use crate::write::{Object, Place, Write};
 
-/// The next step of a bound claim towards the size it asks for. `copies_hold` says why the volume does not have as
-/// many copies as it should, if so; that keeps no growth.
+/// The next step of a bound claim towards the size it asks for. `copies_hold` says why the volume does not have as many
+/// copies as it should, if so; that does not stop a growth.
 pub fn advance(
     view: &View,
     claim: &PersistentVolumeClaim,
@@ -35,16 +34,11 @@ pub fn advance(
         return Plan::default();
     };
     let stored = volume.spec.capacity;
-    let wanted = match provision::goal(status::requested(claim).unwrap_or_default()) {
+    let wanted = match provision::goal_of(claim) {
         Ok(wanted) => wanted,
         Err(hold) => {
-            return refuse(
-                claim,
-                volume,
-                status::requested(claim).unwrap_or(stored),
-                hold,
-                now,
-            );
+            let asked = status::requested(claim).unwrap_or(stored);
+            return refuse(claim, volume, asked, hold, now);
         }
     };
     let committed = largest_measured(view).max(served);
@@ -125,7 +119,7 @@ fn make_room(
         let (name, pool) = (replica.name_any(), &replica.spec.pool);
         let has = replica.status.as_ref().and_then(|status| status.capacity);
         let has = replica.spec.capacity.max(has.unwrap_or_default());
-        // What a copy has already is not asked for again, however full its pool is now.
+        // What a copy already has is not asked for again, however full its pool is now.
         if goal > has {
             rooms.room(LargerCopy {
                 replica: &name,
@@ -170,7 +164,7 @@ fn raise(
     }
 }
 
-/// The request was lowered before it was committed: the rest of the growth is called off.
+/// The request was lowered before it was committed: the rest of the growth is cancelled.
 fn lower(view: &View, claim: &PersistentVolumeClaim, volume: &Volume, goal: Bytes) -> Plan {
     let writes = set_goals(view, volume, goal, Value::Null);
     let promises = view.replicas.iter().map(|replica| Promise {
@@ -191,8 +185,8 @@ fn lower(view: &View, claim: &PersistentVolumeClaim, volume: &Volume, goal: Byte
     }
 }
 
-/// Sets the goal of every layer. The volume's counts only for the volume that was looked at: it carries the
-/// time of the request, which a second look at an outdated volume must not move.
+/// Sets the goal of every layer. The volume is written only if it is still the version that was looked at: it carries
+/// the time of the request, which a second look at an outdated volume must not move.
 fn set_goals(view: &View, volume: &Volume, goal: Bytes, growth: Value) -> Vec<Write> {
     let body = || json!({ "spec": { "capacity": goal } });
     let mut writes = vec![
@@ -212,7 +206,7 @@ fn set_goals(view: &View, volume: &Volume, goal: Bytes, growth: Value) -> Vec<Wr
     writes
 }
 
-/// The size cannot be given now. Nothing below the claim changes, and I/O goes on.
+/// The size cannot be granted now. Nothing below the claim changes, and I/O goes on.
 fn refuse(
     claim: &PersistentVolumeClaim,
     volume: &Volume,
@@ -228,17 +222,20 @@ fn refuse(
             status::pinned(claim, body),
         ));
     }
-    let known = volume
-        .status
-        .as_ref()
-        .and_then(|status| status.hold.as_ref());
-    if known != Some(&hold) {
+    // Another size is another growth, whatever becomes of it.
+    let is_told = status::allocated(claim) == Some(goal);
+    let since = status::refused_since(claim).filter(|_| is_told);
+    let began = since.map_or_else(|| now.clone(), |since| MicroTime(since.0));
+    let conditions = conditions(volume, false, Some(&hold), Some(&began), now);
+    let known = volume.status.clone().unwrap_or_default();
+    if known.hold.as_ref() != Some(&hold) || known.conditions != conditions {
         let mut change = Map::new();
         change.insert("hold".to_owned(), json!(hold));
+        change.insert("conditions".to_owned(), json!(conditions));
         writes.push(volume_status(volume, change));
     }
     let note = Note::held(claim, "VolumeResizeFailed", &hold);
-    let waits_for_room = hold.reason != HoldReason::SizeTooLarge;
+    let waits_for_room = !provision::is_about_size(hold.reason);
     Plan {
         writes,
         notes: vec![note],
@@ -247,7 +244,7 @@ fn refuse(
     }
 }
 
-/// The goals are set: reports what has been measured, and finishes what nobody on a node will.
+/// The goals are set: reports what has been measured, and finishes what no node will finish.
 fn settle(
     view: &View,
     claim: &PersistentVolumeClaim,
@@ -290,10 +287,15 @@ fn settle(
     let hold = if served >= goal && !in_use {
         idle(view, claim, served, now, &mut plan)
     } else {
-        in_use_hold(view)
+        let hold = in_use_hold(view);
+        if let Some(hold) = hold.as_ref().filter(|_| served < goal && !in_use) {
+            held_below(claim, goal, hold, now, &mut plan);
+        }
+        hold
     };
     let hold = hold.or(copies_hold);
     let reached = status::reported(claim).is_some_and(|size| size >= goal) && served >= goal;
+    let began = volume.spec.growth.as_ref().map(|growth| growth.at.clone());
     let measured = VolumeStatus {
         phase: if reached {
             VolumePhase::Ready
@@ -302,7 +304,7 @@ fn settle(
         },
         capacity: Some(served),
         formatted: view.is_formatted(),
-        conditions: conditions(volume, reached, hold.as_ref(), now),
+        conditions: conditions(volume, reached, hold.as_ref(), began.as_ref(), now),
         hold,
         growths: history::succeeded(view, claim, volume, now),
         recoveries: volume
@@ -318,8 +320,8 @@ fn settle(
     plan
 }
 
-/// How long to wait before it is told that a growth is under way: most are over before, and then what the
-/// disk is spared is what the growth itself waits for.
+/// How long to wait before reporting that a growth is under way. Most growths are over by then, and the write that is
+/// saved would have delayed them.
 fn put_off(volume: &Volume, measured: &VolumeStatus, now: &MicroTime) -> Option<Duration> {
     let under_way = measured.phase == VolumePhase::Resizing && measured.hold.is_none();
     let growth = volume.spec.growth.as_ref().filter(|_| under_way)?;
@@ -328,25 +330,28 @@ fn put_off(volume: &Volume, measured: &VolumeStatus, now: &MicroTime) -> Option<
     TELL_AFTER.checked_sub(since).filter(|rest| !rest.is_zero())
 }
 
-/// A request that could not be met was lowered again to what there is: the claim is at rest, and the node,
-/// which finishes growths in use, has nothing to finish.
+/// Ends a growth that no node will end. Either a request that could not be met was lowered again to what there is, or a
+/// report about an idle volume came after the node had finished its growth. The claim is at rest, and the node, which
+/// finishes growths in use, has nothing to finish.
 fn call_off(view: &View, claim: &PersistentVolumeClaim, goal: Bytes, plan: &mut Plan) {
     let refused = status::progress(claim) == Some("ControllerResizeInfeasible");
+    let is_reported = status::reported(claim).is_some_and(|size| size >= goal);
+    let outdated = is_reported && status::progress(claim) == Some("NodeResizePending");
     let rungs = view
         .attachments
         .iter()
         .filter_map(|each| each.status.as_ref())
         .flat_map(|each| &each.rungs);
     let reached = rungs.into_iter().all(|rung| rung.size >= goal || rung.full);
-    if refused && reached {
+    if (refused || outdated) && reached {
         let body = status::pinned(claim, status::finished(claim, goal));
         plan.writes
             .push(Write::PatchStatus(claim_place(claim), body));
     }
 }
 
-/// Nobody uses the volume: the claim is finished here, unless its filesystem has to grow first and could not
-/// where it lies.
+/// Nobody uses the volume: the claim is finished here, unless its filesystem has to grow first and could not do so
+/// while idle.
 fn idle(
     view: &View,
     claim: &PersistentVolumeClaim,
@@ -398,7 +403,7 @@ fn idle(
             Some(hold) => ("FileSystemResizeRequired", hold.message.clone()),
             None => (
                 "VolumeResizeSuccessful",
-                format!("Resize volume succeeded: {served}"),
+                format!("Resize volume succeeded: {served}") + &copies_behind(view, served),
             ),
         };
         plan.notes.push(Note::normal(claim, reason, message));
@@ -408,8 +413,16 @@ fn idle(
     hold
 }
 
-/// The bytes are not those of the filesystem that the claim shall have: a growth of it is not done, whatever size the
-/// device below has.
+/// Which copies have not grown with the volume.
+fn copies_behind(view: &View, served: Bytes) -> String {
+    let target = view.target.as_ref();
+    let status = target.and_then(|target| target.status.as_ref());
+    let seen = status.map_or(&[][..], |status| &status.replicas);
+    redundancy::behind_sentence(view, seen, served)
+}
+
+/// The bytes are not the filesystem that the claim should have: its growth is not done, whatever size the device below
+/// has.
 fn foreign(
     claim: &PersistentVolumeClaim,
     served: Bytes,
@@ -434,6 +447,24 @@ fn foreign(
     Some(hold)
 }
 
+/// The layers below an idle claim cannot rise. No node reports that, because none uses the volume.
+fn held_below(
+    claim: &PersistentVolumeClaim,
+    goal: Bytes,
+    hold: &Hold,
+    now: &MicroTime,
+    plan: &mut Plan,
+) {
+    let body = status::node_held(claim, goal, hold, now);
+    if status::changes(claim, &body) {
+        let body = status::pinned(claim, body);
+        plan.writes
+            .push(Write::PatchStatus(claim_place(claim), body));
+        plan.notes
+            .push(Note::held(claim, "VolumeResizeFailed", hold));
+    }
+}
+
 /// Whether it is known what the bytes of an idle volume are, at the size that it has now.
 fn content_is_known(view: &View, served: Bytes) -> bool {
     let expected = view
@@ -444,14 +475,14 @@ fn content_is_known(view: &View, served: Bytes) -> bool {
     !expected || view.contents().into_iter().all(known)
 }
 
-/// What keeps the rungs on the nodes, lowest first.
+/// What holds the rungs on the nodes, lowest first.
 fn in_use_hold(view: &View) -> Option<Hold> {
     let of_target = || view.target.as_ref()?.status.as_ref()?.hold.clone();
     let of_replica = || {
         let mut replicas = view.replicas.iter();
         replicas.find_map(|replica| replica.status.as_ref()?.hold.clone())
     };
-    // One of several copies that cannot rise keeps nothing, as long as the target can.
+    // One of several copies that cannot rise holds nothing up, as long as the target can.
     let below = if view.is_replicated() {
         of_target()
     } else {
@@ -466,10 +497,12 @@ fn in_use_hold(view: &View) -> Option<Hold> {
     })
 }
 
+/// `Ready` and `Resizing`, of a growth that began at `began`.
 fn conditions(
     volume: &Volume,
     reached: bool,
     hold: Option<&Hold>,
+    began: Option<&MicroTime>,
     now: &MicroTime,
 ) -> Vec<Condition> {
     let old = volume
@@ -477,7 +510,7 @@ fn conditions(
         .as_ref()
         .map(|status| status.conditions.as_slice())
         .unwrap_or_default();
-    let (reason, message) = match hold {
+    let (reason, message) = match hold.filter(|_| !reached) {
         Some(hold) => (hold.reason.code(), hold.message.as_str()),
         None if reached => ("Reached", ""),
         None => ("Growing", ""),
@@ -488,12 +521,14 @@ fn conditions(
             is_true: true,
             reason: "Served",
             message: "",
+            began: None,
         },
         Says {
             kind: "Resizing",
             is_true: !reached,
             reason,
             message,
+            began,
         },
     ];
     renew(old, &says, now)
@@ -526,4 +561,67 @@ fn volume_status(volume: &Volume, change: Map<String, Value>) -> Write {
         "status": change,
     });
     Write::PatchStatus(Place::named(Object::Volume, volume.name_any()), body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    // Fails if words about an idle volume that came after its growth was finished in use stay until the next resync.
+    #[test]
+    fn what_was_said_of_an_idle_volume_goes_when_its_growth_is_finished_in_use() {
+        let claim = |reported: &str| -> PersistentVolumeClaim {
+            let claim = json!({
+                "metadata": { "name": "c", "namespace": "d", "resourceVersion": "7" },
+                "spec": { "resources": { "requests": { "storage": "2Gi" } } },
+                "status": {
+                    "phase": "Bound", "capacity": { "storage": reported },
+                    "allocatedResources": { "storage": "2Gi" },
+                    "allocatedResourceStatuses": { "storage": "NodeResizePending" },
+                    "conditions": [{
+                        "type": "FileSystemResizePending", "status": "True", "reason": "FilesystemUnclean",
+                    }],
+                },
+            });
+            serde_json::from_value(claim).expect("a claim")
+        };
+        let view = |filesystem: &str| {
+            let attachment = json!({
+                "apiVersion": "trellis.dev/v1alpha1", "kind": "Attachment",
+                "metadata": { "name": "a", "namespace": "d" },
+                "spec": { "claimName": "c", "node": "n", "path": "/mnt" },
+                "status": { "rungs": [
+                    { "rung": "filesystem", "size": filesystem, "observedAt": "2026-11-15T12:00:00.000000Z" },
+                ]},
+            });
+            View {
+                attachments: vec![Arc::new(
+                    serde_json::from_value(attachment).expect("an attachment"),
+                )],
+                ..View::default()
+            }
+        };
+        let writes = |reported: &str, filesystem: &str| {
+            let mut plan = Plan::default();
+            call_off(
+                &view(filesystem),
+                &claim(reported),
+                Bytes::gib(2),
+                &mut plan,
+            );
+            plan.writes
+        };
+        let finished = writes("2Gi", "2Gi");
+        assert_eq!(finished.len(), 1);
+        let Write::PatchStatus(_, body) = &finished[0] else {
+            panic!("{finished:?}");
+        };
+        assert!(body["status"]["conditions"].is_null(), "{body}");
+        assert!(body["status"]["allocatedResourceStatuses"].is_null());
+        // A reader keeps the filesystem small, and a growth that is not reported is the node's to finish.
+        assert_eq!(writes("1Gi", "1Gi"), []);
+        assert_eq!(writes("1Gi", "2Gi"), []);
+    }
 }

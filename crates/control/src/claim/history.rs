@@ -2,10 +2,12 @@
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, MicroTime};
-use trellis_api::Bytes;
-use trellis_api::kinds::{GROWTH_RECORDS_MAX, GrowthRecord, GrowthResult, RungTime, Volume};
+use trellis_api::kinds::{
+    GROWTH_RECORDS_MAX, GrowthRecord, GrowthResult, RungStatus, RungTime, Volume,
+};
+use trellis_api::{Bytes, Rung};
 
-use super::status;
+use super::{redundancy, status};
 use crate::view::View;
 
 /// Whether an entry of a claim's managed fields owns the size that the claim asks for.
@@ -42,10 +44,11 @@ pub fn succeeded(
     let known = records
         .iter()
         .any(|record| record.requested_at == growth.at);
-    // The claim may be seen before the rungs that it was finished from; their times belong to the record.
-    let behind = view
-        .rungs()
-        .any(|rung| rung.size < volume.spec.capacity && !rung.full);
+    // The claim may be seen before the rungs that it was finished from; their times belong in the record. One of
+    // several copies that is behind does not stop a growth.
+    let counts = |rung: &&RungStatus| rung.rung != Rung::Replica || !view.is_replicated();
+    let mut counted = view.rungs().filter(counts);
+    let behind = counted.any(|rung| rung.size < volume.spec.capacity && !rung.full);
     if !reached || known || behind {
         return records;
     }
@@ -57,11 +60,20 @@ pub fn succeeded(
         to: volume.spec.capacity,
         result: GrowthResult::Succeeded,
         rungs: rung_times(view, &growth.at),
+        behind: copies_behind(view, volume),
     };
     appended(records, record)
 }
 
-/// A growth that never had room and whose request was lowered again leaves a record too, once.
+/// The pools of copies that have not reached the size.
+fn copies_behind(view: &View, volume: &Volume) -> Vec<String> {
+    let target = view.target.as_ref();
+    let status = target.and_then(|target| target.status.as_ref());
+    let seen = status.map_or(&[][..], |status| &status.replicas);
+    redundancy::behind(view, seen, volume.spec.capacity)
+}
+
+/// A growth that never had room and whose request was lowered again also leaves a record, once.
 fn with_called_off(
     records: Vec<GrowthRecord>,
     claim: &PersistentVolumeClaim,
@@ -89,12 +101,13 @@ fn with_called_off(
         to,
         result: GrowthResult::Cancelled,
         rungs: Vec::new(),
+        behind: Vec::new(),
     };
     appended(records, record)
 }
 
-/// The records as they are before the goal becomes `goal`: with the growth that is ended by it, or was over and has
-/// not been recorded yet, and with the one that was asked for before, never had room, and is called off by it.
+/// The records before the goal becomes `goal`. They include the growth that this change ends, or that was over and not
+/// recorded yet, and an earlier request that never had room and is cancelled by this change.
 pub fn before_change(
     view: &View,
     claim: &PersistentVolumeClaim,
@@ -130,6 +143,11 @@ pub fn before_change(
         },
         rungs: if is_over {
             rung_times(view, &growth.at)
+        } else {
+            Vec::new()
+        },
+        behind: if is_over {
+            copies_behind(view, volume)
         } else {
             Vec::new()
         },
@@ -172,8 +190,8 @@ fn rung_times(view: &View, since: &MicroTime) -> Vec<RungTime> {
     times
 }
 
-/// The moment when the last rung was raised for this growth, or now if none was: who raised it may have died before
-/// it was told.
+/// When the last rung was raised for this growth, or now if none was: whoever raised it may have died before reporting
+/// it.
 fn finished_at(view: &View, since: &MicroTime, now: &MicroTime) -> MicroTime {
     let raised = view
         .rungs()
@@ -371,6 +389,7 @@ mod tests {
             to: Bytes::ZERO,
             result: GrowthResult::Succeeded,
             rungs: Vec::new(),
+            behind: Vec::new(),
         };
         let full: Vec<GrowthRecord> = (0..).map(record).take(GROWTH_RECORDS_MAX).collect();
         let records = appended(full, record(100));

@@ -1,21 +1,21 @@
-//! Which copies of a volume count: those that hold everything, as soon as they do, and those that are to go, until
+//! Which copies of a volume count. A new copy counts as soon as it holds everything. A copy that is to go counts until
 //! as many others hold everything as are asked for.
 //!
-//! Pure, and asked of by whoever has just seen the copies: the target itself. What is stored of them may be
-//! outdated, and a copy that was let go of by mistake is gone.
+//! The function is pure. The target calls it, because it has just seen the copies. What is stored about them may be
+//! outdated, and a copy that was removed by mistake is gone.
 //!
-//! So a replacement is: another copy is made, it is repaired without being counted, and then it takes the place of
-//! the one that goes, in one change of the view. There is no moment with fewer full copies than before, and the view
-//! is never larger than what is asked for or what it was, also with five copies.
+//! A replacement works like this: another copy is made, it is repaired without being counted, and then it takes the
+//! place of the leaving copy in one change of the view. There are never fewer full copies than before, and the view is
+//! never larger than what is asked for or what it was, even with five copies.
 
 use trellis_api::kinds::Members;
 
 use crate::agent::machine::CopiesWanted;
 
-/// Who shall count, given who does now and which copies were just seen to hold everything.
+/// Which copies should count, given which do now and which were just seen to hold everything.
 ///
-/// A copy that holds nothing whole, because it is away or its disk is dead, goes on the same terms: what it has may
-/// still be needed, until there are enough others.
+/// A copy that is away or whose disk is dead goes on the same terms: what it has may still be needed until there are
+/// enough others.
 pub fn who_counts(
     wanted: &CopiesWanted,
     now: &Members,
@@ -28,7 +28,7 @@ pub fn who_counts(
     let stays = |id: &&String| wanted.staying.contains(*id);
     let (mut members, mut leaving): (Vec<&String>, Vec<&String>) =
         now.replicas.iter().partition(stays);
-    // Those that are worth least go first.
+    // The least useful ones go first.
     leaving.sort_by_key(|id| (holds_everything(id), (*id).clone()));
     let all = wanted.staying.iter().chain(leaving.iter().copied());
     let mut full = all.filter(|id| holds_everything(id)).count();
@@ -71,7 +71,7 @@ fn factor(wanted: &CopiesWanted, now: &Members, members: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// Copies by single letters: who shall stay, who counts, who holds everything.
+    /// Copies by single letters: who is to stay, who counts, who holds everything.
     fn decided(
         count: u32,
         factor: u32,

@@ -1,5 +1,5 @@
-//! The claim controller: provisioner, binder and resizer in one, since all three look at the same
-//! objects and none may contradict another.
+//! The claim controller: provisioner, binder and resizer in one, because all three look at the same objects and must
+//! not contradict each other.
 
 pub mod class;
 pub mod copies;
@@ -7,6 +7,7 @@ pub mod members;
 pub mod plan;
 pub mod provision;
 pub mod recovery;
+pub mod redundancy;
 pub mod rooms;
 pub mod space;
 pub mod status;

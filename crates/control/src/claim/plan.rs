@@ -1,8 +1,7 @@
-//! What is to be written next for one volume: pure, from a view of what is stored.
+//! What is to be written next for one volume. Pure: computed from a view of the stored objects.
 //!
-//! A plan holds only writes that do not depend on each other. When they are stored, their events bring
-//! the volume here again, and the next plan goes on from what is there then; nothing is remembered
-//! between two plans.
+//! A plan holds only writes that do not depend on each other. When they are stored, their events bring the volume here
+//! again, and the next plan continues from what is stored then. Nothing is remembered between two plans.
 
 use std::time::Duration;
 
@@ -28,20 +27,20 @@ pub struct Plan {
     pub notes: Vec<Note>,
     /// The named step that is taken when all writes are stored.
     pub step: Option<Step>,
-    /// The volume waits for room and shall be looked at again when some appears.
+    /// The volume waits for room, and is to be looked at again when some appears.
     pub waits_for_room: bool,
-    /// There is something to tell, but only if it is still so after this pause.
+    /// There is something to report, but only if it is still true after this pause.
     pub look_again_after: Option<Duration>,
 }
 
-/// Room on a pool that a replica shall have.
+/// Room on a pool that a replica should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promise {
     /// The replica.
     pub replica: String,
     /// The pool.
     pub pool: String,
-    /// The size that it will have altogether.
+    /// The total size that it will have.
     pub size: Bytes,
 }
 
@@ -127,13 +126,13 @@ pub struct NewCopy<'a> {
     pub allow_shared_disk: bool,
     /// Where the other copies are: no pool has two.
     pub beside: &'a [PlaceOfCopy],
-    /// Where those are that stay: no filesystem has two, unless that is allowed.
+    /// Where the copies that stay are: no filesystem has two, unless that is allowed.
     pub apart_from: &'a [PlaceOfCopy],
     /// What the same plan promises to other copies, which the ledger does not know yet.
     pub planned: &'a [Promise],
 }
 
-/// A copy that shall become larger where it is.
+/// A copy that should grow where it is.
 #[derive(Clone, Copy, Debug)]
 pub struct LargerCopy<'a> {
     /// Its replica.
@@ -142,7 +141,7 @@ pub struct LargerCopy<'a> {
     pub pool: &'a str,
     /// The size that it has.
     pub from: Bytes,
-    /// The size that it shall have altogether.
+    /// The total size that it should have.
     pub to: Bytes,
     /// Whether every byte is allocated at once.
     pub thick: bool,
@@ -152,11 +151,11 @@ pub struct LargerCopy<'a> {
 
 /// Where there is room. Implemented by the pools under the ledger's lock, and by tests.
 pub trait Rooms {
-    /// A pool among `names` (any, if empty) with room for a new copy, and its node. A replica that was promised room
-    /// already keeps its pool. No pool with another copy of the volume is taken, none on a filesystem with another copy
-    /// unless that is allowed, and one on another node rather than on one of theirs.
+    /// A pool among `names` (any, if empty) with room for a new copy, and its node. A replica that was already promised
+    /// room keeps its pool. A pool with another copy of the volume is never taken, and one on a filesystem with another
+    /// copy only if that is allowed. Pools on nodes without a copy are preferred.
     fn place(&self, names: &[String], copy: NewCopy<'_>) -> Result<PlaceOfCopy, Hold>;
-    /// Whether copies on this pool shall move away.
+    /// Whether copies on this pool are to move away.
     fn is_drained(&self, pool: &str) -> bool;
     /// Whether a copy can have its new size on its pool.
     fn room(&self, copy: LargerCopy<'_>) -> Result<(), Hold>;
@@ -189,8 +188,8 @@ pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
     }
 }
 
-/// Has the claim say what keeps its copies, and whose pools are full. What else is written to it comes first: that
-/// outdates what was seen.
+/// Makes the claim say what holds its copies, and whose pools are full. Other writes to the claim come first: they
+/// outdate what was seen.
 fn tell_of_copies(
     view: &View,
     claim: &PersistentVolumeClaim,

@@ -1,5 +1,5 @@
-//! From a claim to a bound claim: volume, target and replica, then the persistent volume, then the
-//! two ends of the binding.
+//! From a claim to a bound claim: volume, target and replica, then the persistent volume, then the two ends of the
+//! binding.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
@@ -43,6 +43,22 @@ pub fn goal(requested: Bytes) -> Result<Bytes, Hold> {
     })
 }
 
+/// The size of the volume for a claim, or why it cannot have the one that it asks for.
+pub fn goal_of(claim: &PersistentVolumeClaim) -> Result<Bytes, Hold> {
+    let text = status::requested_text(claim).unwrap_or_default();
+    let Some(requested) = status::requested(claim) else {
+        let message = format!("{text:?} is asked for, which is no size.");
+        return Err(Hold::new(HoldReason::SizeInvalid, message));
+    };
+    goal(requested).map_err(|hold| {
+        let message = format!(
+            "{text} is asked for; the largest volume is {}.",
+            Bytes::VOLUME_MAX
+        );
+        Hold { message, ..hold }
+    })
+}
+
 /// A claim without a volume: makes one, if the claim is ours and there is room.
 pub fn begin(
     view: &View,
@@ -56,7 +72,7 @@ pub fn begin(
         Err(hold) => return failed(claim, &hold, now),
     }
     if world::volume_name(claim).as_ref() != Some(&view.key) {
-        // This is a volume that was made by hand and that the claim has nothing to do with any more.
+        // This is a volume that was made by hand and that the claim no longer has anything to do with.
         return Plan::default();
     }
     let class_name = claim
@@ -65,7 +81,9 @@ pub fn begin(
         .and_then(|spec| spec.storage_class_name.as_deref());
     let Some(class) = &view.class else {
         let Some(name) = class_name.filter(|name| !name.is_empty()) else {
-            return Plan::default();
+            let message =
+                "no persistent volumes available for this claim and no storage class is set";
+            return failed(claim, &Hold::new(HoldReason::ClassNotSet, message), now);
         };
         let message = format!("storageclass.storage.k8s.io {name:?} not found");
         return failed(claim, &Hold::new(HoldReason::ClassNotFound, message), now);
@@ -89,7 +107,7 @@ pub fn begin(
             ..held(claim, &hold, now)
         };
     }
-    let placed = goal(status::requested(claim).unwrap_or_default()).and_then(|size| {
+    let placed = goal_of(claim).and_then(|size| {
         require_filesystem_fits(claim, &read, size)?;
         let places = place_copies(view, &read, size, rooms)?;
         Ok((size, places))
@@ -97,8 +115,7 @@ pub fn begin(
     match placed {
         Ok((size, places)) => make_volume(view, claim, &read, size, &places),
         Err(hold) => {
-            let by_size = [HoldReason::SizeTooLarge, HoldReason::SizeTooSmall];
-            let waits_for_room = !by_size.contains(&hold.reason);
+            let waits_for_room = !is_about_size(hold.reason);
             Plan {
                 waits_for_room,
                 ..failed(claim, &hold, now)
@@ -107,7 +124,15 @@ pub fn begin(
     }
 }
 
-/// A claim that shall be filled from something else is not given an empty volume.
+/// Whether only another request helps, and more room does not.
+pub fn is_about_size(reason: HoldReason) -> bool {
+    matches!(
+        reason,
+        HoldReason::SizeTooLarge | HoldReason::SizeTooSmall | HoldReason::SizeInvalid
+    )
+}
+
+/// A claim that is to be filled from something else is not given an empty volume.
 fn unfilled(claim: &PersistentVolumeClaim) -> Option<Hold> {
     let spec = claim.spec.as_ref()?;
     let source = spec
@@ -422,7 +447,7 @@ pub(super) fn make_replica(
     Write::Create(Place::named(Object::Replica, name), json!(replica))
 }
 
-/// The copy of a volume that was in service is not stored any more.
+/// The copy of a volume that was in service is no longer stored.
 fn lost(view: &View, volume: &Volume) -> Plan {
     let message = format!(
         "Every replica of volume {} is gone from the store.",
@@ -491,7 +516,7 @@ fn persistent_volume(
     persistent
 }
 
-/// A kept volume that a new claim names, and that its old claim has let go of.
+/// A retained volume that a new claim names, and that its old claim has released.
 fn adopt(
     view: &View,
     claim: &PersistentVolumeClaim,
@@ -580,7 +605,7 @@ fn is_measured(replica: &Replica) -> bool {
     status.is_some_and(|status| status.capacity.is_some())
 }
 
-/// Writes the identities of volume and copies down that are still the uids of their objects. Objects that are made anew,
+/// Records the identities of volume and copies that are still the uids of their objects. Objects that are made again,
 /// from a backup or from the copies, have other uids, and must find the same bytes.
 fn name_identities(view: &View) -> Vec<Write> {
     let mut writes = Vec::new();

@@ -1,4 +1,4 @@
-//! The way out: a claim that is deleted, and what becomes of its volume.
+//! A deleted claim, and what happens to its volume.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
@@ -59,8 +59,8 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
     }
 }
 
-/// Writes down in the volume that its claim is being deleted, before the claim is gone. Afterwards nobody could tell a
-/// claim that was deleted from one that a lost store does not know.
+/// Records in the volume that its claim is being deleted, before the claim is gone. Afterwards nobody could tell a
+/// deleted claim from one that a lost store does not know.
 fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
     let volume = view.volume.as_ref()?;
     let is_its_claim = claim.uid().as_ref() == Some(&volume.spec.claim.uid);
@@ -74,8 +74,8 @@ fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
     Some(Write::Patch(Place::named(Object::Volume, &view.key), body))
 }
 
-/// There is no claim any more: deletes or keeps what it had. Bytes go only if the claim was deleted, or a person has
-/// deleted the volume or its persistent volume; a claim that is merely not there takes nothing with it.
+/// The claim is gone: deletes or keeps what it had. Bytes go only if the claim was deleted, or if a person deleted the
+/// volume or its persistent volume. A claim that is merely absent takes nothing with it.
 pub fn reclaim(view: &View) -> Plan {
     let Some(persistent) = &view.persistent_volume else {
         return orphan(view);
@@ -86,13 +86,13 @@ pub fn reclaim(view: &View) -> Plan {
         .is_some_and(|csi| csi.driver == PROVISIONER);
     let deleting = persistent.metadata.deletion_timestamp.is_some();
     let policy = spec.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    // One that is only kept for a claim that is still to come has no uid of it.
+    // A volume that is only reserved for a future claim has no uid of it.
     let claimed = spec.is_some_and(|spec| {
         let reference = spec.claim_ref.as_ref();
         let uid = reference.and_then(|each| each.uid.as_deref());
         uid.is_some_and(|uid| !uid.is_empty())
     });
-    // What somebody made by hand is theirs to delete, whatever its policy says.
+    // A volume that somebody made by hand is theirs to delete, whatever its policy says.
     if !ours || policy != Some("Delete") {
         return if deleting {
             unprotect(view)
@@ -115,7 +115,7 @@ pub fn reclaim(view: &View) -> Plan {
         return Plan::default();
     }
     if !deleting {
-        // It was marked together with its volume. One that was not has a volume that is not known.
+        // It was marked together with its volume. If it was not, its volume is not known.
         return keep(view, claimed);
     }
     unprotect(view)
@@ -126,8 +126,8 @@ fn orphan(view: &View) -> Plan {
     let Some(volume) = &view.volume else {
         return Plan::default();
     };
-    // A kept volume whose persistent volume was removed by hand stays: that is what Retain means. It goes
-    // when somebody deletes it as well. One that was never bound goes with its claim, and one that has not even
+    // A retained volume whose persistent volume was removed by hand stays: that is what Retain means. It goes when
+    // somebody deletes it as well. A volume that was never bound goes with its claim. One that does not even have
     // copies yet is nobody's, whatever became of the claim.
     let was_bound = volume
         .status
@@ -141,9 +141,9 @@ fn orphan(view: &View) -> Plan {
     Plan::default()
 }
 
-/// Deletes a volume, and with it the bytes of its replicas, and marks its persistent volume if that is not done yet. This
-/// is the only place that lifts the volume's finalizer, and the only one that says that bytes may go: whoever else
-/// deletes a volume only marks it, and its bytes stay as long as it has a claim or a use.
+/// Deletes a volume, and with it the bytes of its replicas, and marks its persistent volume if that is not done yet.
+/// This is the only place that lifts the volume's finalizer, and the only one that says that bytes may go. Anybody else
+/// who deletes a volume only marks it, and its bytes stay as long as it has a claim or a use.
 fn let_go(view: &View, volume: &Volume, mark_persistent: bool) -> Plan {
     if !view.attachments.is_empty() {
         return Plan::default();

@@ -1,4 +1,4 @@
-//! Carries plans out: looks, plans under the ledger's lock, writes.
+//! Carries out plans: looks, plans under the ledger's lock, writes.
 
 use std::sync::Arc;
 
@@ -77,8 +77,8 @@ pub(crate) fn conclude(world: &World, key: &str, decided: &Decided, written: &[W
     run
 }
 
-/// A promise that was stored stands until it is seen; one that was not gives way to what was promised
-/// before it. Answers who waits for room if any appeared.
+/// A promise that was stored stands until it is seen. One that was not gives way to what was promised before it.
+/// Returns who waits for room, if any appeared.
 fn settle_promises(ledger: &mut Open<'_>, decided: &Decided, written: &[Written]) -> Vec<String> {
     let plan = &decided.plan;
     let mut woken = Vec::new();
@@ -112,7 +112,7 @@ pub(crate) struct Decided {
     pub before: Vec<Bytes>,
 }
 
-/// Plans with the ledger locked, so that what is promised cannot be promised to another meanwhile.
+/// Plans with the ledger locked, so that the same room cannot be promised to another meanwhile.
 pub(crate) fn decide(world: &World, view: &View) -> Decided {
     let mut ledger = world.ledger.open();
     let pools = Pools {

@@ -1,8 +1,9 @@
-//! What follows from an operator's word that copies are lost for good (`Volume.spec.recovery`): the target goes on with
-//! those that are left, the others are deleted so that new ones take their place, and it is written down.
+//! What happens when an operator says that copies are lost for good (`Volume.spec.recovery`): the target goes on with
+//! the copies that are left, the others are deleted so that new ones can take their place, and the recovery is
+//! recorded.
 //!
-//! Each step is planned from what is stored, so a crash after any of them changes nothing: the recovery itself is done
-//! by the target, which is told the same until it has served.
+//! Each step is planned from what is stored, so a crash after any step changes nothing. The target does the recovery
+//! itself, and is told the same until it has served.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -44,7 +45,7 @@ pub(super) fn give_up(view: &View) -> Option<Plan> {
     })
 }
 
-/// Writes down a recovery that is done, once.
+/// Records a finished recovery, once.
 pub(super) fn record(
     view: &View,
     claim: &PersistentVolumeClaim,

@@ -25,8 +25,7 @@ struct Room {
     free: Bytes,
 }
 
-/// What a pool is worth for a new copy: on a node that has no copy yet, then on a filesystem that has none, then by the
-/// room that it has.
+/// How good a pool is for a new copy: first a node without a copy, then a filesystem without one, then the most room.
 type Worth = (bool, bool, Bytes);
 
 impl Pools<'_> {
@@ -52,7 +51,7 @@ impl Pools<'_> {
         })
     }
 
-    /// Which pools have the same space, for a sentence.
+    /// Which pools share the same space, for a sentence.
     fn along_with(&self, pool: &Pool) -> String {
         let sharing = disks::sharing(&self.pools, pool);
         if sharing.is_empty() {
@@ -189,7 +188,7 @@ impl Rooms for Pools<'_> {
     }
 }
 
-/// Why no pool came into question at all.
+/// Why no pool was eligible at all.
 fn nowhere(names: &[String], beside: &[PlaceOfCopy], shared: Option<(String, &str)>) -> Hold {
     if let Some((pool, other)) = shared {
         let message = format!(

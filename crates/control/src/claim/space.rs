@@ -1,11 +1,11 @@
-//! Copies whose pools are full: what the claim says of it.
+//! What the claim says about copies whose pools are full.
 
 use trellis_api::kinds::{ReplicaSeen, Volume, WhenFull};
 use trellis_api::{Hold, HoldReason};
 
 use crate::view::View;
 
-/// What is the matter if pools of copies have no space left, as the target sees it.
+/// What is wrong if pools of copies have no space left, as the target sees it.
 pub fn full_pools(view: &View, volume: &Volume) -> Option<Hold> {
     let status = view.target.as_ref()?.status.as_ref()?;
     let members = status.members.as_ref()?;

@@ -1,10 +1,11 @@
-//! The status of a claim, in Kubernetes' own words: phase, capacity, `allocatedResources` and the
-//! conditions that the resize controllers of a cluster write.
+//! The status of a claim, in Kubernetes' own words: phase, capacity, `allocatedResources` and the conditions that the
+//! resize controllers of a cluster write.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use serde_json::{Value, json};
+use trellis_api::quantity::QuantityError;
 use trellis_api::{Bytes, Hold};
 
 /// The conditions that we write: Kubernetes' four of a resize, which success removes, and our own for a
@@ -20,15 +21,25 @@ const OUR_CONDITIONS: [&str; 5] = [
 /// vanish after an hour.
 pub const HELD: &str = "Held";
 /// The condition of a bound claim that does not have the copies that are asked for, and why. It has nothing to do with
-/// sizes, so what is said of these leaves it alone.
+/// sizes, so reports about sizes leave it alone.
 pub const COPIES: &str = "CopiesHeld";
-/// The condition of a bound claim of whose copies some have a full pool.
+/// The condition of a bound claim some of whose copies have a full pool.
 pub const POOL_FULL: &str = "PoolFull";
 
-/// The size that a claim asks for.
-pub fn requested(claim: &PersistentVolumeClaim) -> Option<Bytes> {
+/// The size that a claim asks for, as it was written.
+pub fn requested_text(claim: &PersistentVolumeClaim) -> Option<&str> {
     let requests = claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?;
-    size(requests.get("storage")?)
+    requests.get("storage").map(|quantity| quantity.0.as_str())
+}
+
+/// The size that a claim asks for. None if it asks for none, or for something that is not a size. A size beyond all
+/// sizes is the largest, as in Kubernetes.
+pub fn requested(claim: &PersistentVolumeClaim) -> Option<Bytes> {
+    match requested_text(claim)?.parse() {
+        Ok(size) => Some(size),
+        Err(QuantityError::TooLarge { .. }) => Some(Bytes::MAX),
+        Err(_) => None,
+    }
 }
 
 /// The size that a claim's status reports.
@@ -58,13 +69,15 @@ pub fn progress(claim: &PersistentVolumeClaim) -> Option<&str> {
     statuses.get("storage").map(String::as_str)
 }
 
-/// Since when the present request cannot be given.
+/// What is said about a request that cannot be granted.
+pub fn refusal(claim: &PersistentVolumeClaim) -> Option<&PersistentVolumeClaimCondition> {
+    let mut conditions = claim.status.as_ref()?.conditions.as_ref()?.iter();
+    conditions.find(|each| each.type_ == "ControllerResizeError" && each.status == "True")
+}
+
+/// Since when the present request cannot be granted.
 pub fn refused_since(claim: &PersistentVolumeClaim) -> Option<Time> {
-    let conditions = claim.status.as_ref()?.conditions.as_ref()?;
-    let refused = conditions
-        .iter()
-        .find(|each| each.type_ == "ControllerResizeError")?;
-    refused.last_transition_time.clone()
+    refusal(claim)?.last_transition_time.clone()
 }
 
 fn size(quantity: &Quantity) -> Option<Bytes> {
@@ -99,8 +112,8 @@ pub fn held(claim: &PersistentVolumeClaim, hold: &Hold, now: &MicroTime) -> Valu
     json!({ "status": { "conditions": conditions } })
 }
 
-/// What is the matter with the copies of a claim, a condition each, and which of these are to go; nothing if all of
-/// that is said already.
+/// What is wrong with the copies of a claim, one condition each, and which of these conditions are to go. None if the
+/// claim already says all of that.
 pub fn of_copies(
     claim: &PersistentVolumeClaim,
     said: &[(&str, Option<&Hold>)],
@@ -113,7 +126,7 @@ pub fn of_copies(
     for (kind, hold) in said {
         let says = hold.map(|it| condition(claim, kind, it.reason.code(), &it.message, now));
         let place = conditions.iter().position(|each| each.type_ == *kind);
-        // In its place: the agent writes the others, and each would move what the other wrote for ever.
+        // In its place: the agent writes the others, and each of the two would move what the other wrote, for ever.
         match (place, says) {
             (Some(place), Some(says)) => conditions[place] = says,
             (Some(place), None) => drop(conditions.remove(place)),
@@ -237,11 +250,15 @@ fn resizing(
     said: &[(&str, &str, &str)],
     now: &MicroTime,
 ) -> Value {
+    let is_same_growth = allocated(claim) == Some(to);
     let mut conditions = others(claim);
-    conditions.extend(
-        said.iter()
-            .map(|(kind, reason, message)| condition(claim, kind, reason, message, now)),
-    );
+    conditions.extend(said.iter().map(|(kind, reason, message)| {
+        let mut said = condition(claim, kind, reason, message, now);
+        if !is_same_growth {
+            said.last_transition_time = Some(Time(now.0));
+        }
+        said
+    }));
     json!({ "status": {
         "allocatedResources": { "storage": to },
         "allocatedResourceStatuses": { "storage": progress },
@@ -372,16 +389,17 @@ mod tests {
         assert!(changes(&after, &larger));
     }
 
-    // Fails if the time of a condition moves although it was true all along.
+    // Fails if the time of a condition moves although the growth is the same, or stays although it is another one.
     #[test]
-    fn a_condition_keeps_the_time_since_which_it_is_true() {
+    fn a_condition_keeps_the_time_since_which_its_growth_is_wanted() {
         let first = infeasible(&claim(), Bytes::gib(2), &hold("a"), &at(1));
         let after = patched(&claim(), &first);
-        let again = patched(
-            &after,
-            &infeasible(&after, Bytes::gib(3), &hold("b"), &at(9)),
-        );
+        let again = infeasible(&after, Bytes::gib(2), &hold("b"), &at(9));
+        let again = patched(&after, &again);
         assert_eq!(refused_since(&again), Some(Time(at(1).0)));
+        let moved = infeasible(&after, Bytes::gib(3), &hold("b"), &at(9));
+        let moved = patched(&after, &moved);
+        assert_eq!(refused_since(&moved), Some(Time(at(9).0)));
     }
 
     // Fails if success leaves a condition of a resize behind, or takes one away that is not ours.

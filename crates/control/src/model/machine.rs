@@ -1,5 +1,5 @@
-//! A machine in memory: replicas, devices and filesystems are numbers, and what a real one would lose
-//! data by is written down as a mistake.
+//! A machine in memory. Replicas, devices and filesystems are numbers; whatever would lose data on a real machine is
+//! recorded as a mistake.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};

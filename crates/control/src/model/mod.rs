@@ -1,5 +1,5 @@
-//! Random histories: what users, machines, lagging watches and crashes do to planner and agent, and the
-//! rules that hold all the same.
+//! Random histories: what users, machines, lagging watches and crashes do to planner and agent, and the rules that must
+//! hold throughout.
 
 #![allow(clippy::unwrap_used)]
 
@@ -97,7 +97,7 @@ fn histories() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Takes the steps, lets everything come to rest, and answers the first rule that was broken.
+/// Takes the steps, lets everything come to rest, and returns the first rule that was broken.
 fn run(history: &[Step]) -> Result<(), String> {
     let mut simulation = Simulation::new();
     let mut rules = Rules::default();
@@ -150,7 +150,7 @@ fn broken_once() -> Vec<Vec<Step>> {
     let replace = Step::Replace { claim: 0, which: 0 };
     let delete = |claim| Step::DeleteClaim { claim };
     vec![
-        // Copies that were let go of before the volume was known to be served were made again, for ever.
+        // Copies that were removed before the volume was known to be served were made again, for ever.
         [vec![create(0, "three")], rounds(1), vec![scale(1)]].concat(),
         // With fewer copies asked for, the volume began without one that counted.
         [vec![lose(0), create(0, "two")], rounds(1), vec![scale(1)]].concat(),
@@ -189,7 +189,7 @@ fn broken_once() -> Vec<Vec<Step>> {
             ],
         ]
         .concat(),
-        // Planner and agent told of two different growths of the same claim, in turns.
+        // Planner and agent reported two different growths of the same claim, in turns.
         [
             vec![create(0, "three"), create(1, "delete")],
             rounds(6),

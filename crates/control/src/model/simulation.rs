@@ -1,8 +1,7 @@
-//! Planner and agent as they are, on a store and a machine in memory, moved one step at a time.
+//! The real planner and agent, on a store and a machine in memory, moved one step at a time.
 //!
-//! The caches are told the store's events only when a step says so, each kind by its own, so that plans
-//! and passes look at what is outdated in every way in which a watch can be behind. A plan or a pass
-//! that has looked may write much later.
+//! The caches get the store's events only when a step says so, each kind separately. So plans and passes see outdated
+//! objects in every way in which a watch can lag. A plan or a pass that has looked may write much later.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +67,7 @@ pub enum Step {
         claim: usize,
         retain: bool,
     },
-    /// A volume of several copies shall have so many.
+    /// A volume with several copies is to have so many.
     Scale {
         claim: usize,
         copies: u32,
@@ -116,7 +115,7 @@ pub enum Step {
     Work {
         volume: usize,
     },
-    /// The process dies and begins anew.
+    /// The process dies and starts again.
     Restart,
     /// One round in which every cache is told everything and every volume has its turn.
     CatchUp,
@@ -533,7 +532,7 @@ impl Simulation {
         }
     }
 
-    /// One pass of the agent, as its reconciler does it, with the lower rungs told early.
+    /// One pass of the agent, as its reconciler does it, with early reports of the lower rungs.
     fn work(&mut self, key: &str) {
         let Some(view) = self.looks.remove(key) else {
             return;
@@ -579,7 +578,7 @@ impl Simulation {
         self.deliver_all();
     }
 
-    /// Lets everything come to rest, and answers after how many rounds it did.
+    /// Lets everything come to rest, and returns how many rounds that took.
     pub fn settle(&mut self, rounds_max: usize) -> Result<usize, String> {
         for round in 0..rounds_max {
             let before = self.store.version();

@@ -1,5 +1,5 @@
-//! A store in memory that treats writes as the API does: versions, finalizers, owners, one ordered
-//! stream of events a kind.
+//! A store in memory that treats writes as the API does: versions, finalizers, owners, and one ordered stream of events
+//! for each kind.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -76,7 +76,7 @@ impl Store {
         self.events.get_mut(&index(object))?.pop_front()
     }
 
-    /// The watches begin anew, with all that is stored.
+    /// The watches start again, with all that is stored.
     pub fn list_again(&mut self) {
         self.events.clear();
         for (key, body) in &self.objects {

@@ -1,8 +1,8 @@
-//! Targets of volumes of several copies: who counts, who holds everything, and what is served.
+//! Targets of replicated volumes: which copies count, which hold everything, and what is served.
 //!
-//! A copy that was away, or is new, holds everything again at the second look of a target that has a quorum: in
-//! between it is being repaired. Who counts moves to those who shall count when a quorum of these holds everything,
-//! and that must never cost a full copy.
+//! A copy that is new or was away is first repaired. It holds everything at the second look of a target that has a
+//! quorum. The view moves to the copies that are to count when a quorum of these holds everything. That must never cost
+//! a full copy.
 
 use std::path::PathBuf;
 
@@ -49,8 +49,8 @@ impl Served {
         members.replicas.iter().filter(full).count()
     }
 
-    /// Time goes on: whoever can be reached comes nearer to holding everything, who cannot be misses something.
-    /// Answers the rule that was broken, if one was.
+    /// Time passes: copies that can be reached come nearer to holding everything; those that cannot miss something.
+    /// Returns the rule that was broken, if one was.
     fn go_on(&mut self, asked: &CopiesWanted, reachable: &[String]) -> Option<String> {
         if !self.has_quorum(&self.members, reachable) {
             return None;
@@ -159,6 +159,7 @@ impl State {
             } else {
                 ReplicaState::Repairing
             },
+            heard_at: None,
             size: Some(self.size_of(id)),
             behind: Bytes::ZERO,
             repair_left: Bytes::ZERO,

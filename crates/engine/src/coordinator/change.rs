@@ -4,16 +4,15 @@
 //!   {old} ──▶ {old and new} ──▶ {new}
 //! ```
 //!
-//! The first step waits until CF of the new replicas hold everything; from then on every quorum is one
-//! of both. The second waits until the view with both is durable at quorums of both, together with all
-//! that was acknowledged before it. So whoever takes over, knowing the old view or the new one, finds a
-//! replica that knows what he needs to know.
+//! The first step waits until CF of the new replicas hold everything; from then on every quorum is a quorum of both.
+//! The second waits until the joint view, and everything acknowledged before it, is durable at quorums of both. So a
+//! successor that knows either view finds a replica that knows what it needs to know.
 //!
-//! A change also waits until it costs no full copy: as many of the new replicas hold everything as of the
-//! old ones, or all that are wanted. A quorum alone would let a whole one go for one that is still empty.
+//! A change also waits until it costs no full copy: as many of the new replicas hold everything as of the old ones, or
+//! all that are wanted do. A quorum alone could let a full replica go in exchange for an empty one.
 //!
-//! A replica that was let go of is needed until a quorum of the new ones knows that it was: a successor
-//! that finds the view with both would look for it.
+//! A removed replica is needed until a quorum of the new ones knows that it was removed: a successor that finds the
+//! joint view would look for it.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +25,7 @@ pub(super) struct Change {
     pub(super) goal: Option<Config>,
     /// The flush after the entry with both configurations.
     flush: Option<u64>,
-    /// The entry with the new configuration alone, as long as no quorum has it, and who is not in it any more.
+    /// The entry with the new configuration alone, as long as no quorum has it, and the replicas that it leaves out.
     leaving: Option<(u64, BTreeSet<ReplicaId>)>,
 }
 

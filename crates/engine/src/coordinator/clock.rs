@@ -8,6 +8,7 @@ impl Coordinator {
         self.hedge_reads(out);
         self.hedge_repairs(out);
         self.call_outsiders(out);
+        self.mind_silence(out);
         if self.phase != Phase::Serving {
             return;
         }
@@ -24,8 +25,8 @@ impl Coordinator {
         self.look_for_orphans(out);
     }
 
-    /// A region whose holders are all away can be served by nobody. If enough replicas are there, a
-    /// new decision finds the best of what they have.
+    /// Nobody can serve a region whose holders are all away. If enough replicas are present, a new decision finds the
+    /// best of what they have.
     fn look_for_orphans(&mut self, out: &mut Vec<Effect>) {
         let quorum = self.view.takeover_quorum(|id| self.is_active(id))
             && self.view.write_quorum(|id| self.is_active(id));

@@ -7,10 +7,9 @@
 //!     └──────── held ─────────┘ (I/O goes on at the old size)             │ in time is given up
 //! ```
 //!
-//! Both steps are entries among the writes, so that no write to the new range can overtake them. A
-//! replica is raised only when CF replicas have set the space aside: after a takeover the largest
-//! size that a replica has must count, and without this a growth that did not fit on CF replicas could
-//! keep the volume from being served at all.
+//! Both steps are entries among the writes, so no write to the new range can overtake them. A replica is raised only
+//! when CF replicas have set the space aside. After a takeover the largest size of any replica must count; without
+//! this rule, a growth that did not fit on CF replicas could keep the volume from being served at all.
 
 use std::collections::BTreeSet;
 

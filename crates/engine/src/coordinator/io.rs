@@ -1,10 +1,9 @@
-//! What clients ask for: reads, writes, zeros and flushes.
+//! The requests of clients: reads, writes, zeros and flushes.
 //!
-//! A request is cut at region borders, because every region has its own holders, and a long write into shorter
-//! ones. Each part waits until
-//! it can start: a write for CF holders of its region and room in the log, a read (`reads`) for a
-//! holder that has been sent everything, a flush for CF replicas. When they are answered is said in
-//! `settle`.
+//! A request is cut at region borders, because every region has its own holders, and a long write is cut into shorter
+//! ones. Each part waits until it can start: a write for CF holders of its region and room in the log, a read
+//! (`reads`) for a holder that has been sent everything, a flush for CF replicas. `settle` decides when they are
+//! answered.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +13,11 @@ use super::settle::{PendingFlush, PendingWrite};
 use super::{Coordinator, Effect, Parts, Phase};
 use crate::proto::{Content, EntryOp, Region, ReplicaId};
 
-/// Flushes with a number of their own that may be unanswered. Those that come meanwhile wait, and
-/// share the next one.
+/// How many numbered flushes may be unanswered. Flushes that come meanwhile wait, and share the next number.
 const FLUSHES_MAX: usize = 2;
 
-/// The most bytes of one entry. A longer write is several: a replica writes the first of them to its file while
-/// they are in the processor's cache, and the rest is on its way.
+/// The most bytes of one entry. A longer write becomes several entries, so a replica writes the first bytes to its
+/// file while they are in the processor's cache and the rest is in flight.
 const ENTRY_BYTES_MAX: u64 = 256 << 10;
 
 /// Which request of a client.
@@ -229,7 +227,7 @@ impl Coordinator {
         }
     }
 
-    /// The ranges, inside one region each and of at most `max` bytes, that a range consists of.
+    /// Splits a range into ranges inside one region each, of at most `max` bytes.
     pub(super) fn pieces(
         &self,
         offset: u64,
@@ -315,7 +313,7 @@ impl Coordinator {
         None
     }
 
-    /// A part of a request is done. The last one answers it, unless a flush must follow.
+    /// A part of a request is done. The last part answers the request, unless a flush must follow.
     pub(super) fn part_done(&mut self, id: IoId, out: &mut Vec<Effect>) {
         let Some(io) = self.ios.get_mut(&id) else {
             return;

@@ -3,7 +3,7 @@
 /// Bounds on memory and patience.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Entries that are kept for replicas that are behind or were away for a moment.
+    /// Entries kept for replicas that are behind or were away for a moment.
     pub log_entries_max: usize,
     /// Bytes of these entries.
     pub log_bytes_max: u64,
@@ -13,16 +13,20 @@ pub struct Limits {
     pub window_bytes_max: u64,
     /// Parts of client requests that may wait.
     pub waiting_max: usize,
-    /// How long a replica may owe an answer for what the others have answered already.
+    /// How long a replica may owe an answer that the others have given already.
     pub straggler_ms: u64,
-    /// How long a replica may owe an answer for writes to wait for it rather than to give it up, when the log
-    /// is full of what it has not been sent: one that merely has less of the processor than the others keeps
-    /// up then, and one that hangs is not waited for.
+    /// When the log is full of what a replica has not been sent, writes wait for it as long as it has owed its answer
+    /// for less than this. A replica that merely gets less processor time than the others keeps up that way; one that
+    /// hangs is given up.
     pub lag_ms: u64,
     /// How long a replica may owe a read before another one is asked as well.
     pub hedge_ms: u64,
     /// How long a replica may owe any answer.
     pub hang_ms: u64,
+    /// After how long without a word a replica of which nothing is asked is called.
+    pub call_ms: u64,
+    /// After how long without a word a replica that owes an answer is told of as silent.
+    pub silent_ms: u64,
     /// How long a takeover waits for replicas beyond a quorum.
     pub gather_ms: u64,
     /// How long replicas have to set space aside, and to raise their size.
@@ -33,10 +37,10 @@ pub struct Limits {
     pub roll_ms: u64,
     /// Regions of one replica that are repaired at the same time.
     pub repairs_per_replica_max: usize,
-    /// Bytes that are repaired in a second, over all replicas, beside what clients wait for.
+    /// Bytes repaired in a second, over all replicas, not counting regions that clients wait for.
     pub repair_bytes_per_second: u64,
-    /// Bytes of the volume that a scrub looks at in a second, in every copy, while clients want nothing. While they
-    /// do it is a quarter of that.
+    /// Bytes of the volume that a scrub reads in a second, in every copy, while clients have no requests. While they
+    /// have, it is a quarter of that.
     pub scrub_bytes_per_second: u64,
     /// How long until a repair that failed is tried again.
     pub repair_retry_ms: u64,
@@ -56,6 +60,8 @@ impl Default for Limits {
             lag_ms: 80,
             hedge_ms: 50,
             hang_ms: 5_000,
+            call_ms: 1_000,
+            silent_ms: 2_000,
             gather_ms: 500,
             growth_ms: 2_000,
             growth_retry_ms: 5_000,

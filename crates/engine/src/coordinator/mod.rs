@@ -1,9 +1,9 @@
-//! The coordinator of a volume: it numbers what happens, sends it to the replicas, and decides when a
-//! client may be told that it has happened.
+//! The coordinator of a volume. It numbers every entry, sends entries to the replicas, and decides when a client gets
+//! its answer.
 //!
-//! Sans-IO: [`Coordinator::apply`] takes the time and an event, and leaves effects in a buffer. One
-//! owner, no locks, no clock, no sockets; the simulator runs it as it is. A driver with many events at
-//! hand calls [`Coordinator::take`] for each of them and [`Coordinator::advance`] once.
+//! Sans-IO: [`Coordinator::apply`] takes the time and an event, and leaves effects in a buffer. It has one owner, no
+//! locks, no clock and no sockets; the simulator runs the same code. A driver that has many events calls
+//! [`Coordinator::take`] for each of them and [`Coordinator::advance`] once.
 //!
 //! ```text
 //!               promises and reports of          the decision is durable
@@ -24,10 +24,10 @@
 //!   any of them ──▶ away: connection lost, no answer in time, too far behind
 //! ```
 //!
-//! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io`
-//! (what clients ask for), `reads`, `peek` (reads without asking), `settle` (when they are answered), `repair`, `scrub`,
-//! `growth`, `snapshot`, `space` (writes when pools are full), `change` (who the replicas are), `standing` (whose word
-//! counts), `clock`, `status`, `limits`.
+//! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io` (requests of
+//! clients), `reads`, `peek` (reads without asking the replica), `settle` (when requests are answered), `repair`,
+//! `scrub`, `growth`, `snapshot`, `space` (writes when pools are full), `change` (changing the replicas), `standing`
+//! (whose report counts), `clock`, `status`, `limits`.
 
 mod change;
 mod clock;
@@ -43,6 +43,7 @@ mod repair;
 mod scrub;
 mod session;
 mod settle;
+mod silence;
 mod snapshot;
 mod space;
 mod standing;
@@ -90,21 +91,21 @@ pub struct Flaws {
     pub raise_early: bool,
     /// Peek at a replica that has not answered a write of the same bytes.
     pub peek_early: bool,
-    /// Take the word of a replica of another history, or of one that has lost its memory.
+    /// Believe a replica of another history, or one that has lost its memory.
     pub skip_lineage: bool,
-    /// Change the replicas as soon as a quorum of the new ones holds everything, whatever full copy that costs.
+    /// Change the replicas as soon as a quorum of the new ones holds everything, even if that costs a full copy.
     pub change_early: bool,
 }
 
 /// Whose reports it takes to decide which bytes count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Takeover {
-    /// Those of so many replicas that nothing acknowledged can have passed by them.
+    /// The reports of so many replicas that no acknowledged write can be missing from all of them.
     #[default]
     Quorum,
-    /// Those of all replicas of the view, which are all that is left: the others are lost for good, and
-    /// somebody has accepted that what only they held is lost with them. The view begins a history of its
-    /// own ([`View::recovered`]).
+    /// The reports of all replicas of the view, which are all that is left. The others are lost for good, and an
+    /// operator has accepted that what only they held is lost with them. The view begins a history of its own
+    /// ([`View::recovered`]).
     Survivors,
 }
 
@@ -169,6 +170,18 @@ pub enum Event {
         /// The connection.
         session: SessionId,
     },
+    /// A replica answers calls, as long as this connection lasts.
+    TakesCalls {
+        /// The replica.
+        replica: ReplicaId,
+        /// The connection.
+        session: SessionId,
+    },
+    /// Nobody is where the replica should be.
+    Unreachable {
+        /// The replica.
+        replica: ReplicaId,
+    },
     /// All copies should be compared with their sums, and with each other.
     Scrub,
     /// What a peek has found.
@@ -185,7 +198,7 @@ pub enum Event {
         /// What it wants.
         op: IoOp,
     },
-    /// A client does not wait any longer. What has not begun of its request is not done.
+    /// A client has stopped waiting. Parts of its request that have not begun are not done.
     Cancel {
         /// Its request.
         id: IoId,
@@ -205,7 +218,7 @@ pub enum Event {
         /// The replicas and their consistency factor.
         config: crate::proto::Config,
     },
-    /// A replica does not belong to the volume any more, and there will be no connection to it.
+    /// A replica no longer belongs to the volume, and there will be no connection to it.
     Forget {
         /// The replica.
         replica: ReplicaId,
@@ -226,8 +239,7 @@ pub enum Effect {
         /// The message.
         envelope: Envelope,
     },
-    /// Read bytes of a replica that is near, at once, before any effect that follows; then say
-    /// [`Event::Peeked`].
+    /// Read bytes from a nearby replica at once, before any effect that follows; then send [`Event::Peeked`].
     Peek {
         /// The replica.
         replica: ReplicaId,
@@ -279,8 +291,8 @@ pub enum Effect {
         /// Its promise.
         by: Promise,
     },
-    /// A region has no holder among the replicas that are there. A successor with a higher generation
-    /// must decide again. This one does nothing more.
+    /// A region has no holder among the present replicas. A successor with a higher generation must decide again. This
+    /// coordinator does nothing more.
     Retake,
 }
 
@@ -408,6 +420,8 @@ impl Coordinator {
                     ours.verifies = true;
                 }
             }
+            Event::TakesCalls { replica, session } => self.takes_calls(replica, session),
+            Event::Unreachable { replica } => self.unreachable(replica),
             Event::Scrub => self.scrub(),
             Event::Peeked { tag, content } => self.peeked(tag, content, out),
             Event::Io { id, op } => self.io(id, op, out),

@@ -1,17 +1,17 @@
-//! Reads of a replica on the same machine, without asking it: its data file shows what it has applied.
+//! Reads from a replica on the same machine without asking it: its data file shows what it has applied.
 //!
-//! The file shows no more and no less than the replica would answer, if the replica holds the region and has
-//! answered every entry that writes these bytes: nothing that it was sent and may be applying at this moment
-//! touches them, and a read waits for writes that are not acknowledged anyway. A replica under repair does not
-//! hold the region, so that nobody sees a half of one.
+//! The file shows exactly what the replica would answer if the replica holds the region and has answered every entry
+//! that writes these bytes. Then nothing that the replica may be applying at this moment touches them, and a read
+//! waits for unacknowledged writes anyway. A replica under repair does not hold the region, so nobody sees a
+//! half-repaired one.
 //!
-//! What cannot be read at once (it is not in memory, or the disk fails) is asked of the replica.
+//! Bytes that cannot be read at once (they are not in memory, or the disk fails) are requested from the replica.
 
 use std::collections::BTreeSet;
 
 use super::io::{IoId, Task};
 use super::{Coordinator, Effect, SessionId};
-use crate::proto::{Content, ReplicaId, overlap};
+use crate::proto::{Content, Region, ReplicaId, overlap};
 
 /// A peek that was not answered.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Coordinator {
         }
     }
 
-    /// Peeks at a part of a request, if a replica is near that has all that counts.
+    /// Peeks at a part of a request, if a nearby replica has everything that counts.
     pub(super) fn try_peek(
         &mut self,
         io: IoId,
@@ -55,8 +55,8 @@ impl Coordinator {
         true
     }
 
-    /// A region is always read from the same replica, as long as the replicas are the same: the machine would
-    /// otherwise keep several copies of it in its memory.
+    /// Always reads a region from the same replica, as long as the replicas are the same: otherwise the machine would
+    /// keep several copies of it in memory.
     fn near_reader_of(&self, range: (u64, u64)) -> Option<(ReplicaId, SessionId)> {
         let region = self.settings.geometry.region_of(range.0);
         let ready = |(id, peer): (&ReplicaId, &super::Peer)| {
@@ -70,6 +70,21 @@ impl Coordinator {
         let count = self.peers.iter().filter_map(ready).count();
         let turn = region.index().checked_rem(count)?;
         self.peers.iter().filter_map(ready).nth(turn)
+    }
+
+    /// A replica whose data file shows everything acknowledged of these bytes, however many regions they span.
+    pub(crate) fn shows(&self, range: (u64, u64)) -> Option<(ReplicaId, SessionId)> {
+        let (offset, length) = range;
+        let region_of = |byte| self.settings.geometry.region_of(byte).0;
+        let (first, last) = (region_of(offset), region_of(offset + length.max(1) - 1));
+        let regions = || (first..=last).map(Region);
+        self.peers.iter().find_map(|(id, peer)| {
+            let session = peer.session.as_ref()?;
+            let owes = || session.sent.iter().any(|sent| overlap(sent.range, range));
+            let holds = || peer.is_whole() || regions().all(|region| peer.holds(region));
+            let shows = session.is_near && session.cursor == self.seq && !owes() && holds();
+            shows.then_some((*id, session.id))
+        })
     }
 
     pub(super) fn peeked(&mut self, tag: u64, content: Option<Content>, out: &mut Vec<Effect>) {

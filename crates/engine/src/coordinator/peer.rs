@@ -13,7 +13,7 @@ use crate::proto::{Epoch, Key, Region, RegionState, Stale, Welcome};
 pub(super) struct Report {
     pub(super) welcome: Welcome,
     stamps: Vec<Epoch>,
-    /// Few replicas have many of these, so that a report takes little more than its stamps.
+    /// Few replicas have many of these, so a report takes little more than its stamps.
     stale: BTreeMap<Region, Stale>,
 }
 
@@ -26,8 +26,8 @@ impl Report {
         }
     }
 
-    /// Whether it has lost its memory and has not been repaired since. It has answered for regions of which it knows
-    /// nothing any more, so that its word is worth nothing there.
+    /// Whether it has lost its memory and has not been repaired since. It may have acknowledged writes that it no
+    /// longer knows of, so its report proves nothing about them.
     pub(super) fn has_forgotten(&self) -> bool {
         self.stale.values().any(|stale| stale.key == Key::NOTHING)
     }
@@ -48,7 +48,7 @@ impl Report {
         }
     }
 
-    /// What is known of a region. One that the replica does not have was never written there.
+    /// What is known of a region. A region beyond the replica's size was never written there.
     pub(super) fn state(&self, region: Region) -> RegionState {
         RegionState {
             stamp: self
@@ -111,6 +111,12 @@ pub(super) struct Session {
     pub(super) is_near: bool,
     /// It compares blocks with their sums on demand.
     pub(super) verifies: bool,
+    /// It answers calls.
+    pub(super) takes_calls: bool,
+    /// When it was called, if it has not answered since.
+    pub(super) called_at: Option<u64>,
+    /// When it last said something on this connection, or the connection began.
+    pub(super) heard_at: u64,
     /// Its pool has little space left.
     pub(super) is_low: bool,
     /// Blocks for which it has space all the same.
@@ -138,6 +144,9 @@ impl Session {
             reads: 0,
             is_near: false,
             verifies: false,
+            takes_calls: false,
+            called_at: None,
+            heard_at: now,
             is_low: false,
             granted: Granted::default(),
             is_late: false,
@@ -171,13 +180,17 @@ pub(super) struct Peer {
     /// Where the search for the next region to repair goes on.
     pub(super) repair_cursor: Region0,
     pub(super) repair_retry_at: u64,
-    /// Regions whose repair nobody could read, or for which there was no space, and when each may be tried again.
+    /// Regions whose repair found no readable source, or no space, and when each may be tried again.
     pub(super) unreadable: BTreeMap<Region, u64>,
     pub(super) size: u64,
     /// When it last had no space for something.
     pub(super) full_at: Option<u64>,
-    /// The last entry that it was known to have applied, whether it is there or not.
+    /// The last entry that it is known to have applied, whether it is present or not.
     pub(super) applied: u64,
+    /// When something was last heard of it, if ever.
+    pub(super) heard_at: Option<u64>,
+    /// It owes an answer and has said nothing for a while. Stays until something is heard of it, or it is gone.
+    pub(super) is_silent: bool,
 }
 
 /// A region that is the first one by default.
@@ -201,9 +214,9 @@ impl Peer {
         self.is_active() && !self.stale.contains(region) && !self.damaged.contains(&region)
     }
 
-    /// Whether it is there and every region of it counts.
+    /// Whether it is there, answers, and every region of it counts.
     pub(super) fn is_whole(&self) -> bool {
-        self.is_active() && self.stale.is_empty() && self.damaged.is_empty()
+        self.is_active() && !self.is_silent && self.stale.is_empty() && self.damaged.is_empty()
     }
 
     /// Whether its pool has little space left, as far as it has told.

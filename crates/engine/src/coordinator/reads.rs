@@ -1,9 +1,9 @@
-//! Reads: of one holder, and of another one when that fails or is late.
+//! Reads: from one holder, and from another when the first fails or is late.
 //!
-//! A read waits for writes of the same bytes that are not acknowledged yet: what a client has seen
-//! must not vanish with a coordinator. It goes to the holder that has the least to do, after everything
-//! was sent to it. One that is not answered soon is asked of another holder as well, on the same
-//! terms, and the first answer counts: a replica that hangs costs a read that much and no more.
+//! A read waits for unacknowledged writes of the same bytes: what a client has seen must not vanish with a
+//! coordinator. It goes to the holder that has the least to do, after everything sent to it before. If the answer is
+//! late, another holder is asked as well, on the same terms, and the first answer counts. So a hanging replica delays
+//! a read by that much and no more.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,8 @@ use super::peer::Session;
 use super::{Coordinator, Effect, IoError};
 use crate::proto::{Content, ReadFault, ReplicaId, Request, overlap};
 
-/// Reads that two replicas may be asked for at the same time. Where disks are merely slow, asking twice
-/// for everything would make them slower.
+/// How many reads may be asked of two replicas at the same time. Where disks are merely slow, asking twice for
+/// everything would make them slower.
 const HEDGES_MAX: usize = 16;
 
 /// A read that was sent.
@@ -94,7 +94,7 @@ impl Coordinator {
             .map(|(id, _)| *id)
     }
 
-    /// Whether a replica has not answered for so long that others should rather be asked.
+    /// Whether a replica has not answered for so long that others should be asked instead.
     pub(super) fn is_late(&self, session: &Session) -> bool {
         let limit = self.settings.limits.hedge_ms;
         let oldest = session.sent.front();
@@ -178,7 +178,7 @@ impl Coordinator {
         self.part_done(io, out);
     }
 
-    /// A read that was not answered is left to its twin, or asked of another replica.
+    /// Leaves an unanswered read to its twin, or asks another replica.
     fn read_elsewhere(&mut self, mut read: PendingRead, failed: Option<ReplicaId>) {
         let Some(io) = read.io else { return };
         if let Some(twin) = read.twin.and_then(|twin| self.reads.get_mut(&twin)) {

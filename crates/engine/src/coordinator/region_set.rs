@@ -1,4 +1,4 @@
-//! A set of regions: a bit a region, so that a set of a million takes 128 KiB.
+//! A set of regions: one bit per region, so a set of a million takes 128 KiB.
 
 use crate::proto::Region;
 

@@ -6,9 +6,9 @@
 //!                            │ the blocks that they write when the older bytes arrive
 //! ```
 //!
-//! The holder is read after everything has been sent to it, so its answer has every entry that the
-//! repaired replica has skipped. A region that clients wait for goes first; the others share a budget
-//! of bytes a second. Every finished region is durable, so that nothing is repaired twice.
+//! The holder is read after everything has been sent to it, so its answer has every entry that the repaired replica
+//! has skipped. A region that clients wait for goes first; the others share a budget of bytes a second. Every finished
+//! region is durable, so nothing is repaired twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use crate::proto::{Content, ReadFault, Region, ReplicaId, Request};
 /// Reads for repairs that two replicas may be asked for at the same time.
 const HEDGES_MAX: usize = 4;
 
-/// How many stale regions are looked at in one go for one that can be repaired.
+/// How many stale regions are searched at a time for one that can be repaired.
 const LOOK_MAX: usize = 64;
 
 /// A region of a replica that is being repaired.
@@ -95,8 +95,8 @@ impl Coordinator {
         }
     }
 
-    /// A region has another holder. Those that were the only one, and have blocks that are not right, are mended
-    /// from it, unless it cannot give these blocks either.
+    /// A region has another holder. Replicas that were its only holder and have wrong blocks are repaired from it,
+    /// unless it cannot give these blocks either.
     fn mend_flawed(&mut self, region: Region) {
         if self.hopeless.contains(&region) {
             return;
@@ -108,8 +108,8 @@ impl Coordinator {
         }
     }
 
-    /// A damaged region without any holder is better than nothing: it counts again. Whoever reads a
-    /// block of it that cannot be read is told so.
+    /// A damaged region without any holder is better than nothing: it counts again. Reading a bad block of it is an
+    /// error.
     pub(super) fn forgive_damage(&mut self, out: &mut Vec<Effect>) {
         let regions: BTreeSet<Region> = self
             .peers
@@ -246,7 +246,7 @@ impl Coordinator {
             .map(|(id, _)| *id)
     }
 
-    /// Asks for the bytes of regions that have begun and for which a holder is ready.
+    /// Asks for the bytes of regions whose repair has begun and that have a ready holder.
     fn repair_reads_start(&mut self, target: ReplicaId, out: &mut Vec<Effect>) {
         let Some(peer) = self.peers.get(&target) else {
             return;
@@ -356,8 +356,8 @@ impl Coordinator {
         self.repair_read_answered(replica, tag, result, out);
     }
 
-    /// Sends what there is of a region that nobody can give as a whole, if that is better than what the replica
-    /// has: its own blocks are kept where others are missing.
+    /// Sends what there is of a region that nobody can give as a whole, if that is better than what the replica has.
+    /// The replica keeps its own blocks where others are missing.
     fn repair_with_part(
         &mut self,
         target: ReplicaId,
@@ -519,7 +519,7 @@ impl Coordinator {
         }
     }
 
-    /// Whether another replica was asked for the same, so that nothing is lost yet.
+    /// Whether another replica was asked for the same bytes, so that nothing is lost yet.
     fn leave_to_twin(&mut self, read: &RepairRead) -> bool {
         let Some(twin) = read.twin.and_then(|twin| self.repair_reads.get_mut(&twin)) else {
             return false;

@@ -1,5 +1,5 @@
-//! Scrubbing: every copy reads all that it holds, compares it with its sums, and says what it has found; the
-//! copies are compared with each other by digests, so that no bytes travel.
+//! Scrubbing: every copy reads everything that it holds, compares it with its sums, and reports what it has found.
+//! Digests compare the copies with each other, so no bytes travel.
 //!
 //! ```text
 //!   region by region: Verify to every holder, all after the same entries
@@ -9,8 +9,8 @@
 //!   at the end: the regions in which something was found, once more. What is still wrong cannot be mended.
 //! ```
 //!
-//! It has a budget of bytes a second, and less of it while clients ask for something. A region that is stale
-//! somewhere is compared among the others: its repair brings bytes whose sums have just been compared.
+//! A scrub has a budget of bytes a second, and less while clients have requests. If a region is stale in one replica,
+//! the others are compared: the repair will bring bytes whose sums have just been checked.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -76,7 +76,7 @@ pub(super) struct Scrub {
 struct Run {
     /// The next region of the first pass.
     next: u32,
-    /// Regions in which something was found, to be looked at again, and how often they were.
+    /// Regions in which something was found, to be checked again, and how often they were.
     again: VecDeque<(Region, u32)>,
     look: Option<Look>,
     /// What the last look at a region found.
@@ -177,7 +177,7 @@ impl Coordinator {
         }
     }
 
-    /// Whether all that hold a region have been sent everything, so that they answer after the same entries.
+    /// Whether all holders of a region have been sent everything, so that they answer after the same entries.
     fn scrub_ready(&self, region: Region) -> bool {
         let mut holders = self.peers.values().filter(|peer| peer.holds(region));
         holders.all(|peer| {

@@ -1,4 +1,4 @@
-//! Connections to the replicas: what arrives on them, and what is asked on them.
+//! Connections to the replicas: the requests sent and the answers received.
 
 use super::peer::Session;
 use super::{Coordinator, Effect, SessionId};
@@ -19,6 +19,8 @@ impl Coordinator {
             .and_then(|peer| peer.session.as_ref())
             .is_some_and(|ours| ours.id == session);
         if ours {
+            // It hung up, or is gone: it is away now, and not silent.
+            self.unreachable(replica);
             self.forget_session(replica);
         }
     }
@@ -113,6 +115,7 @@ impl Coordinator {
             return self.drop_session(replica, out);
         }
         ours.in_index += 1;
+        self.heard_of(replica);
         self.answered(replica, answer, out);
     }
 
@@ -146,6 +149,7 @@ impl Coordinator {
             }
             Answer::Verified { tag, digest, bad } => self.verified(replica, tag, digest, &bad),
             Answer::RepairDone { region } => self.repaired(replica, region),
+            Answer::Heard => self.call_answered(replica),
         }
     }
 

@@ -21,8 +21,8 @@ pub(super) struct PendingWrite {
 pub(super) struct PendingFlush {
     pub(super) seq: u64,
     io: IoId,
-    /// The regions that were written between the flush before and this one. None of a flush that
-    /// shares the number of the one before.
+    /// The regions that were written between the flush before and this one. Empty for a flush that shares the number
+    /// of the one before.
     regions: Option<RegionSet>,
 }
 

@@ -1,4 +1,4 @@
-//! Markers of moments.
+//! Snapshot markers: records of a place in the volume's history.
 
 use uuid::Uuid;
 

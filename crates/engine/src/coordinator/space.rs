@@ -1,18 +1,18 @@
 //! Writes when pools are full.
 //!
-//! While enough holders of a region have space, nothing is asked. A holder that says that its space is low is asked,
-//! before a write gets its number, whether it has space for exactly that range ([`Request::Allocate`]). Where the
-//! range is in its data file already, or there is a little space left, it says yes, and the write cannot fail there
-//! for want of space. With CF holders of which each has space, or has said yes, the write gets its number:
-//! overwriting goes on while every pool is full. Otherwise it is refused before anything of it was done, and nothing
-//! else waits behind it.
+//! While enough holders of a region have space, nothing is asked. If a holder reports low space, the coordinator asks
+//! it, before a write gets its number, whether it has space for exactly that range ([`Request::Allocate`]). It says
+//! yes if its data file already has the range, or if there is a little space left; then the write cannot fail there
+//! for lack of space. With CF holders that have space or have said yes, the write gets its number, so overwriting goes
+//! on while every pool is full. Otherwise the write is refused before anything of it is done, and nothing else waits
+//! behind it.
 //!
-//! A replica beyond CF gets the write as well. If it finds no space it says that the region is stale there
+//! A replica beyond CF gets the write as well. If it finds no space, it reports that its region is stale
 //! ([`Answer::Behind`](crate::proto::Answer::Behind)), stays a holder of everything else, and is repaired when there
 //! is space.
 //!
-//! What a replica has said is remembered for as long as the session lasts and nobody gives the range back (zeros),
-//! so that it is asked once for bytes that are written again and again.
+//! The coordinator remembers a yes for as long as the session lasts and zeros do not give the range back. So it asks
+//! once for bytes that are written again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,10 +20,10 @@ use super::io::{IoId, IoOp};
 use super::{Coordinator, Effect, IoError, Peer};
 use crate::proto::{Geometry, Region, ReplicaId, Request, overlap};
 
-/// Of how many regions of a replica it is remembered what of them has space.
+/// The number of regions of a replica for which granted space is remembered.
 const REGIONS_REMEMBERED_MAX: usize = 16_384;
 
-/// The blocks of a replica that have space, as far as it was asked: a bit each, region by region.
+/// The blocks of a replica that are known to have space: a bit each, region by region.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Granted {
     regions: BTreeMap<Region, Vec<u64>>,
@@ -127,7 +127,7 @@ enum Verdict {
 }
 
 impl Coordinator {
-    /// Whether space is a question for this request: it is to be asked for before the request may begin.
+    /// Whether the request must ask for space before it may begin.
     pub(super) fn asks_for_space(&self, op: &IoOp) -> bool {
         matches!(op, IoOp::Write { .. }) && self.peers.values().any(Peer::is_low)
     }
@@ -213,8 +213,8 @@ impl Coordinator {
         }
     }
 
-    /// Whether a question now is answered after all that was numbered: zeros that are still on their way would give
-    /// back what was granted.
+    /// Whether a question asked now is answered after everything that was numbered: zeros in flight would give back
+    /// what was granted.
     fn has_been_sent_all(&self, replica: ReplicaId) -> bool {
         let session = self.peers.get(&replica).and_then(|it| it.session.as_ref());
         session.is_some_and(|session| session.cursor == self.seq)
@@ -276,7 +276,7 @@ impl Coordinator {
         peer.unreadable.insert(region, now + retry_ms);
     }
 
-    /// A range gives its space back: nobody knows any more who would find some there.
+    /// Zeros give the space of a range back, so earlier grants for it no longer hold.
     pub(super) fn forget_space(&mut self, range: (u64, u64)) {
         let geometry = self.settings.geometry;
         for session in self.peers.values_mut().filter_map(|it| it.session.as_mut()) {

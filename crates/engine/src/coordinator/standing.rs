@@ -1,18 +1,18 @@
-//! Whose word counts when it is decided which bytes count.
+//! Whose report counts when the coordinator decides which bytes count.
 //!
-//! A replica's report counts if it holds the history of the view. One that holds another history was given
-//! up in a recovery, or has missed one; one that has lost its memory may hold anything. Both may take part
-//! again, with nothing of what they have: everything is repaired. Neither is asked what the volume holds,
-//! however many of them there are.
+//! A replica's report counts if it holds the history of the view. A replica of another history was given up in a
+//! recovery, or has missed one. A replica that has lost its memory may hold anything. Both may take part again, but
+//! nothing that they hold counts: everything is repaired. Neither is asked what the volume holds, however many of them
+//! there are.
 
 use super::peer::{Peer, Report, Stage};
 use super::{Coordinator, Takeover};
 use crate::proto::{Lineage, ReplicaId, View, Welcome};
 
-/// Who has reported what.
-pub(super) type Reported = (ReplicaId, Report);
+/// A report, and whose it is.
+pub(super) type ReplicaReport = (ReplicaId, Report);
 
-/// What a replica's word is worth.
+/// What a replica's report is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It holds the history of the volume, or was just made and holds nothing.
@@ -46,9 +46,9 @@ impl Coordinator {
             && (report.welcome.view.lineage == ours || self.ignores_lineage())
     }
 
-    /// Whether a report helps to say that nothing acknowledged is overlooked. That of a replica of an earlier
-    /// history does, for what it says is that it never took part in this one. But it says so only of the replicas
-    /// that the view has, so that somebody who knows the view must be there.
+    /// Whether a report helps to prove that no acknowledged write is missing. The report of a replica of an earlier
+    /// history does: it says that the replica never took part in this one. But that matters only for members of the
+    /// view, so a replica that knows the view must be present.
     pub(super) fn weighs(&self, report: &Report) -> bool {
         let is_earlier = |theirs: Lineage| {
             theirs.number().is_some() && theirs.number() < self.view.lineage.number()
@@ -67,7 +67,7 @@ impl Coordinator {
         self.view.contains(id) || goal.is_some_and(|goal| goal.members.contains(&id))
     }
 
-    /// Who was left outside may be wanted by now. It comes again.
+    /// Replicas that were left outside may be wanted by now. Their sessions end, and they come again.
     pub(super) fn call_outsiders(&mut self, out: &mut Vec<super::Effect>) {
         let is_outside = |peer: &Peer| {
             let session = peer.session.as_ref();
@@ -103,38 +103,37 @@ impl Coordinator {
         }
     }
 
-    /// Tells the reports whose bytes are looked at from the others.
+    /// Separates the reports whose bytes are considered from the others.
     ///
-    /// After a quorum has reported, these are the reports that count. Of survivors, they are those of the latest
-    /// history that there is below the one that begins, and those that have begun it already; if none can prove
-    /// anything, what there is. Whoever is no survivor is not heard: a new replica holds zeros everywhere, which must
-    /// not win over the half-repaired bytes of a survivor.
-    pub(super) fn heard(&self, reports: Vec<Reported>) -> (Vec<Reported>, Vec<Reported>) {
+    /// In a takeover by a quorum, these are the reports that count. In one by survivors, they are the survivors'
+    /// reports of the latest history below the one that begins, and those that have already begun it; if none can
+    /// prove anything, all survivors' reports. Other replicas are not heard: a new replica holds zeros everywhere,
+    /// which must not win over the half-repaired bytes of a survivor.
+    pub(super) fn heard(
+        &self,
+        reports: Vec<ReplicaReport>,
+    ) -> (Vec<ReplicaReport>, Vec<ReplicaReport>) {
         let ours = self.view.lineage;
-        let lineage_of = |(_, report): &Reported| report.welcome.view.lineage;
-        let is_heard: Box<dyn Fn(&Reported) -> bool> = match self.takeover {
-            Takeover::Quorum => {
-                let ignores_lineage = self.ignores_lineage();
-                Box::new(move |it| lineage_of(it) == ours || ignores_lineage)
-            }
-            Takeover::Survivors => {
-                let survivors = reports.iter().filter(|(id, _)| self.view.contains(*id));
-                let histories: Vec<Lineage> = survivors.map(lineage_of).collect();
-                let is_proven = |lineage: Lineage| lineage != Lineage::Unknown;
-                let any_is_proven = histories.iter().copied().any(is_proven);
-                let others = histories.into_iter().filter(|lineage| *lineage != ours);
-                let base = others.max_by_key(|lineage| match lineage {
-                    Lineage::Recovered { number, id } => (Some(*number), *id),
-                    other => (other.number(), 0),
-                });
-                Box::new(move |it| {
-                    let theirs = lineage_of(it);
-                    let is_of_base = Some(theirs) == base && (is_proven(theirs) || !any_is_proven);
-                    self.view.contains(it.0) && (theirs == ours || is_of_base)
-                })
-            }
-        };
-        reports.into_iter().partition(|it| is_heard(it))
+        let lineage_of = |(_, report): &ReplicaReport| report.welcome.view.lineage;
+        if self.takeover == Takeover::Quorum {
+            let is_heard = |it: &_| lineage_of(it) == ours || self.ignores_lineage();
+            return reports.into_iter().partition(is_heard);
+        }
+        let survives = |(id, _): &ReplicaReport| self.view.contains(*id);
+        let survivors = reports.iter().filter(|it| survives(it));
+        let histories: Vec<Lineage> = survivors.map(lineage_of).collect();
+        let is_proven = |lineage: Lineage| lineage != Lineage::Unknown;
+        let any_is_proven = histories.iter().copied().any(is_proven);
+        let others = histories.into_iter().filter(|lineage| *lineage != ours);
+        let base = others.max_by_key(|lineage| match lineage {
+            Lineage::Recovered { number, id } => (Some(*number), *id),
+            other => (other.number(), 0),
+        });
+        reports.into_iter().partition(|it| {
+            let theirs = lineage_of(it);
+            let is_of_base = Some(theirs) == base && (is_proven(theirs) || !any_is_proven);
+            survives(it) && (theirs == ours || is_of_base)
+        })
     }
 
     /// A replica may know a later view than we were told.

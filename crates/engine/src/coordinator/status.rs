@@ -1,4 +1,4 @@
-//! What is said about a volume: three words with three meanings.
+//! The status of a volume: three words with three meanings.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,7 @@ use super::peer::{Peer, Stage};
 use super::{Coordinator, GrowthHeld, Phase, ScrubStatus, Standing, Takeover};
 use crate::proto::{ReplicaId, View};
 
-/// For how long a replica that had no space is said to be full. It comes back and tries again within
-/// a few seconds.
+/// How long a replica that had no space is reported as full. It comes back and tries again within a few seconds.
 const FULL_MS: u64 = 5_000;
 
 /// How a volume is.
@@ -27,7 +26,7 @@ pub struct Status {
     pub growth_held: Option<GrowthHeld>,
     /// Who the replicas are.
     pub view: View,
-    /// Replicas that were let go of, until a quorum knows it: a successor may still need them.
+    /// Removed replicas, until a quorum knows of the removal: a successor may still need them.
     pub leaving: BTreeSet<ReplicaId>,
     /// How each of them is, and of those that are on their way to be one.
     pub replicas: BTreeMap<ReplicaId, ReplicaStatus>,
@@ -42,8 +41,8 @@ pub struct Status {
 /// Why a volume is not served yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotServed {
-    /// Too few replicas have reported that can say what the volume holds. [`ReplicaStatus::standing`] says
-    /// who is there and cannot.
+    /// Too few of the replicas that have reported can say what the volume holds. [`ReplicaStatus::standing`] says who
+    /// is present and cannot.
     TooFewReports {
         /// How many have.
         counted: usize,
@@ -69,6 +68,8 @@ pub struct ReplicaStatus {
     pub full: bool,
     /// What its word was worth when it last arrived, if it has.
     pub standing: Option<Standing>,
+    /// When something was last heard of it, in the coordinator's milliseconds, if it is away or silent.
+    pub heard_ms: Option<u64>,
 }
 
 /// How a replica is.
@@ -76,6 +77,8 @@ pub struct ReplicaStatus {
 pub enum ReplicaState {
     /// There is no connection to it.
     Away,
+    /// It owes an answer and says nothing.
+    Silent,
     /// It is being greeted, or told on which terms it takes part.
     Arriving,
     /// It takes part, and some of its regions wait for repair.
@@ -141,8 +144,11 @@ impl Coordinator {
     }
 
     fn replica_status(&self, peer: &Peer) -> ReplicaStatus {
+        let state = state(peer);
+        let is_heard = !matches!(state, ReplicaState::Away | ReplicaState::Silent);
         ReplicaStatus {
-            state: state(peer),
+            state,
+            heard_ms: peer.heard_at.filter(|_| !is_heard),
             size: peer.size,
             behind_entries: self.seq.saturating_sub(peer.applied),
             behind_bytes: self.log.bytes_after(peer.applied),
@@ -185,6 +191,7 @@ impl Coordinator {
 
 fn state(peer: &Peer) -> ReplicaState {
     match &peer.session {
+        _ if peer.is_silent => ReplicaState::Silent,
         None => ReplicaState::Away,
         Some(session) if !matches!(session.stage, Stage::Active) => ReplicaState::Arriving,
         Some(_) if peer.is_whole() => ReplicaState::InSync,

@@ -32,8 +32,8 @@ impl Coordinator {
         self.seq
     }
 
-    /// A region is written in this epoch. Where writes go from region to region, the next ones are taken
-    /// to be written too, as the replicas do.
+    /// A region is written in this epoch. When writes go from region to region, the next ones are stamped too, as the
+    /// replicas do.
     fn stamp(&mut self, region: Region) {
         let (epoch, index) = (self.epoch, region.index());
         let stamped = |index: usize| self.stamps.get(index).is_some_and(|stamp| *stamp >= epoch);
@@ -48,8 +48,8 @@ impl Coordinator {
         }
     }
 
-    /// Forgets what every replica has, whether it is there or not: nobody will need it, and memory that is used
-    /// again soon is in the processor's cache.
+    /// Drops entries that every replica has, present or not: nobody will need them, and memory that is reused soon is
+    /// in the processor's cache.
     pub(super) fn prune_log(&mut self) {
         let least = self.peers.values().map(|peer| peer.applied).min();
         while let Some(first) = self.log.first_seq()
@@ -60,8 +60,8 @@ impl Coordinator {
         }
     }
 
-    /// Whether the log has room for another entry of a client, after replicas that are too far behind
-    /// were given up. What is not acknowledged yet is never dropped.
+    /// Whether the log has room for another entry of a client, after replicas that are too far behind were given up.
+    /// Unacknowledged entries are never dropped.
     pub(super) fn log_has_room(&mut self, out: &mut Vec<Effect>) -> bool {
         let limits = self.settings.limits;
         while self
@@ -96,7 +96,7 @@ impl Coordinator {
         true
     }
 
-    /// Whether a replica is behind and answers all the same, so that it will soon be less behind.
+    /// Whether a replica is behind but still answers, so that it will soon catch up.
     fn keeps_moving(&self, replica: ReplicaId) -> bool {
         let session = self.peers.get(&replica).and_then(|it| it.session.as_ref());
         let oldest = session.and_then(|session| session.sent.front());
@@ -214,6 +214,7 @@ impl Coordinator {
                 Stage::Greeting | Stage::Reporting(_) | Stage::Joining => {
                     late(session.since, limits.hang_ms)
                 }
+                _ if session.called_at.is_some_and(|at| late(at, limits.hang_ms)) => true,
                 Stage::Reported(_) | Stage::Outside => false,
                 Stage::Active => {
                     let oldest = session.sent.front();

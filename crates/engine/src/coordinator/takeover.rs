@@ -2,27 +2,25 @@
 //!
 //! # Which bytes count
 //!
-//! Region by region: those of the replica with the largest key for it. A replica's key for a region is
-//! the key of the replica, or the one that its stale mark keeps. A write is acknowledged when CF
-//! replicas hold it, RF - CF + 1 replicas report, so one of them holds it and has a key at least that
-//! large; and a larger key of the same epoch holds all that a smaller one holds, because every replica
-//! applies entries in the same order. A key of a later epoch rests on an earlier takeover that was
-//! decided by the same rule.
+//! Region by region, the bytes of the replica with the largest key for it. A replica's key for a region is the
+//! replica's key, or the key in its stale mark. A write is acknowledged when CF replicas hold it, and RF - CF + 1
+//! replicas report. So one of these holds the write, and its key is at least as large as that of the write. A larger
+//! key of the same epoch holds everything that a smaller one holds, because every replica applies entries in the same
+//! order. A key of a later epoch rests on an earlier takeover that followed the same rule.
 //!
 //! # Whose bytes are the same
 //!
-//! A replica's region is as good as the chosen one if it *is* the chosen one; if both are exactly at
-//! the same key; or if both have the same stamp, and the stamp is older than the epoch at which the
-//! replica is: then it has seen that epoch to its end, and nobody has written there since. Everything
-//! else is marked stale and repaired. A region that the chosen replica may hold only a part of (its
-//! stamp is of the epoch at which it is) gets the new epoch as its stamp, so that whoever was away and
-//! has another part of that epoch is found out by the stamp.
+//! A replica's region is as good as the chosen one if it *is* the chosen one; if both are exactly at the same key; or
+//! if both have the same stamp, and the stamp is older than the epoch at which the replica is. In the last case the
+//! replica has seen that epoch to its end, and nobody has written there since. Everything else is marked stale and
+//! repaired. If the chosen region's stamp is of its replica's current epoch, the replica may hold only a part of that
+//! epoch. Such a region gets the new epoch as its stamp, which exposes an absent replica that has another part.
 
 use super::peer::{Report, Stage};
 use super::region_set::RegionSet;
 use super::{Coordinator, Effect, Phase, Standing, Takeover};
 use crate::proto::{
-    Epoch, Forget, JoinTerms, Key, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request,
+    Epoch, JoinTerms, Key, Past, REGIONS_PER_PAGE_MAX, Region, RegionState, ReplicaId, Request,
     Welcome,
 };
 
@@ -272,10 +270,10 @@ impl Coordinator {
             self.send(replica, Request::Restamp { regions }, out);
         }
         let terms = JoinTerms {
-            forget: match (regions.forget, self.takeover) {
-                (false, _) => Forget::Nothing,
-                (true, Takeover::Quorum) => Forget::Everything,
-                (true, Takeover::Survivors) => Forget::EverythingBefore,
+            past: match (regions.forget, self.takeover) {
+                (false, _) => Past::Counts,
+                (true, Takeover::Quorum) => Past::Void,
+                (true, Takeover::Survivors) => Past::VoidBeforeBeginning,
             },
             key,
             size,

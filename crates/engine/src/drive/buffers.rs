@@ -1,5 +1,5 @@
-//! Memory that reads are made into, used again: new memory would have to be cleared each time, and for
-//! long reads that costs as much as the read.
+//! Reusable memory for reads. New memory would have to be cleared each time, and for long reads that costs as much as
+//! the read.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

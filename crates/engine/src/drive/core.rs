@@ -11,15 +11,15 @@ use crate::member::{DiskOp, Effect, Event, Member, SessionId};
 use crate::proto::{Answer, Body, Envelope, Geometry, ReplicaId};
 use crate::wire::Place;
 
-/// After so many operations of the disk the member says how far it is, although there is more to do.
+/// After this many disk operations the member reports how far it is, even if there is more to do.
 const OPERATIONS_PER_WORD: usize = 64;
 
-/// How often the space is looked at: after a part of what is kept was written, and after a while. Others fill the
-/// same filesystem without asking, so it is a short one.
+/// How often the free space is checked: so many times per written reserve, and after this time. The time is
+/// short, because others fill the same filesystem without asking.
 const LOOKS_PER_KEPT: u64 = 8;
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// How often it is tried to open a replica again whose meta data could not be written, and how soon.
+/// How often, and how soon, opening is retried for a replica whose meta data could not be written.
 const REOPENS_MAX: usize = 50;
 const REOPEN_RETRY: Duration = Duration::from_millis(200);
 
@@ -31,11 +31,11 @@ pub(super) enum Wish {
     Send(SessionId, Envelope),
     /// Close a connection.
     Close(SessionId),
-    /// Close all connections: the replica begins anew.
+    /// Close all connections: the replica starts over.
     Restart,
 }
 
-/// A replica that is served inside the process of its volume: no socket, and no message as bytes.
+/// A replica that is served inside the process of its volume, without a socket and without encoded messages.
 pub struct LocalReplica {
     settings: ReplicaSettings,
     member: Member,
@@ -143,7 +143,7 @@ impl LocalReplica {
         self.take(Event::Space { is_low });
     }
 
-    /// Does what can be done now. An error is the end of the replica: it could not be opened again.
+    /// Does what can be done now. An error ends the replica: it could not be opened again.
     pub(super) fn run(&mut self, out: &mut Vec<Wish>) -> Result<()> {
         self.look_at_space();
         if let Some(disk) = &mut self.disk {

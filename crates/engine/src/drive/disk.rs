@@ -1,9 +1,8 @@
-//! The disk of a replica: what the member asks for, done on the files of its directory.
+//! The disk of a replica: does what the member asks for, on the files of its directory.
 //!
-//! Bytes go through the page cache. A write, zeros and a read of what is in the cache are done at once,
-//! by whoever asks: they take microseconds, less than handing them to another thread would. What may
-//! take long has threads of its own: changes of the meta data (one thread, so that they are done in
-//! order), syncs (one), and reads that the cache does not have (a few).
+//! Bytes go through the page cache. Writes, zeros and reads that hit the cache are done at once by the caller: they
+//! take microseconds, less than a handover to another thread. Slow operations have threads of their own: changes of
+//! the meta data (one thread, so that they are done in order), syncs (one), and reads that miss the cache (a few).
 //!
 //! Operations on the same bytes are in order because the member asks for a write only when no read
 //! of the same bytes is under way, and a write is over when [`FileDisk::submit`] returns.
@@ -37,8 +36,8 @@ const READERS: usize = 2;
 
 /// What a member works on.
 pub trait Disk: Send {
-    /// Begins an operation. What can be done at once is answered at once; the rest is answered by
-    /// [`Disk::poll_done`], with the token.
+    /// Begins an operation. An immediate result is returned at once; any other comes from [`Disk::poll_done`], with
+    /// the token.
     fn submit(&mut self, token: u64, op: DiskOp) -> Option<DiskResult>;
 
     /// The next operation that was begun and is done.
@@ -47,7 +46,7 @@ pub trait Disk: Send {
     /// Remembers how far the bytes are, beyond this process.
     fn note(&mut self, key: Key);
 
-    /// How many bytes are free and how many there are in all, if a write may need some of them.
+    /// Free bytes and all bytes of the filesystem, if a write may need some of them.
     fn space(&self) -> Option<(u64, u64)>;
 
     /// When the bytes were last written, in seconds since 1970, if that is known.
@@ -269,8 +268,8 @@ impl FileDisk {
         self.written("write zeros to", cleared, before.as_ref())
     }
 
-    /// Whether a write of that range, and of its sums, would find its space. No space is an answer here, and nothing to
-    /// warn of.
+    /// Whether a write of that range, and of its sums, would find space. Lack of space is a normal answer here, not a
+    /// reason to warn.
     fn allocate(&self, offset: u64, length: u64) -> DiskResult {
         let data = || room::allocate(self.replica.data(), offset, length);
         let sums = || {
@@ -389,7 +388,7 @@ impl Disk for FileDisk {
 }
 
 impl Drop for FileDisk {
-    /// Waits for what is under way: whoever opens the replica next must not meet it.
+    /// Waits for operations in flight: the next process that opens the replica must not meet them.
     fn drop(&mut self) {
         (self.meta, self.sync, self.read) = (None, None, None);
         for thread in self.threads.drain(..) {

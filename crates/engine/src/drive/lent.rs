@@ -1,18 +1,18 @@
-//! Memory that a volume shares with the replicas on its machine: without it the bytes of a write are copied
-//! into a socket and out of it again, once for every replica.
+//! Memory that a volume shares with the replicas on its machine. Without it the bytes of a write would be copied into
+//! a socket and out of it again, once for every replica.
 //!
-//! The volume has an [`Arena`], a file in memory from which the bytes of every write get a [`Slot`]. A replica
-//! on the same machine maps the file for reading ([`Borrowed`]) and is told where the bytes are, instead of
-//! the bytes. If any step of that cannot be done, bytes go through the socket as they always can.
+//! The volume has an [`Arena`], a file in memory in which the bytes of every write get a [`Slot`]. A replica on the
+//! same machine maps the file for reading ([`Borrowed`]) and is told where the bytes are, instead of getting the
+//! bytes. If any step of that is impossible, the bytes go through the socket.
 //!
 //! # Why nobody reads what was overwritten
 //!
-//! A slot is used again when the last [`Bytes`] of it is dropped. The volume's end of a connection keeps one for
-//! every slot that it has lent there, until the replica has answered the entry or the connection is closed *at
-//! the other end*. There every payload that is still wanted keeps the connection open, and so does a process
-//! that is frozen. When a volume's process dies, its file stays as it was for as long as somebody maps it.
+//! A slot is reused when the last [`Bytes`] of it is dropped. The volume's end of a connection keeps one for every
+//! slot that it has lent there, until the replica has answered the entry or the connection is closed *at the other
+//! end*. The replica's end stays open as long as it still needs a payload, even if its process is frozen. When a
+//! volume's process dies, its file stays unchanged for as long as anybody maps it.
 //!
-//! This is the only file of the crate with `unsafe`: mapping the file, and looking at it.
+//! This is the only file of the crate with `unsafe`: it maps the file and reads the mapping.
 
 #![allow(unsafe_code)]
 
@@ -39,8 +39,8 @@ pub(super) const SLOT_BYTES_MAX: usize = 256 << 10;
 const SIZES: usize = 7;
 const _: () = assert!(SLOT_BYTES_MIN << (SIZES - 1) == SLOT_BYTES_MAX);
 
-/// How much there is: what a coordinator keeps for replicas that are behind, and the same again for what is
-/// under way. It takes memory only where it was used.
+/// The size of the arena: what a coordinator keeps for replicas that are behind, and the same again for writes in
+/// flight. It takes memory only where it was used.
 const ARENA_BYTES: usize = 128 << 20;
 
 /// When nothing is in use, no more memory than this is kept.
@@ -102,7 +102,7 @@ pub(super) struct Arena {
 
 #[derive(Default)]
 struct State {
-    /// Slots that nobody has, by size. The one that came back last is still in the processor's cache.
+    /// Free slots, by size. The one that came back last is still in the processor's cache.
     free: [Vec<usize>; SIZES],
     /// Nothing behind this was ever used, or has been given back.
     top: usize,
@@ -243,8 +243,8 @@ impl Drop for Slot {
     }
 }
 
-/// What one replica may still look at, by entry. What is left when this is dropped is never used again: who
-/// knows better says so first, with [`Loans::end`].
+/// What one replica may still look at, by entry. Slots that are left when this is dropped are never reused; call
+/// [`Loans::end`] first if they can be.
 #[derive(Default)]
 pub(super) struct Loans {
     entries: VecDeque<(u64, Bytes)>,

@@ -1,5 +1,5 @@
-//! A connection as messages: frames are read into memory that their payload keeps, and written from
-//! where their payload is.
+//! A connection as messages. Frames are read into memory that their payload keeps alive, and written from where their
+//! payload is, without a copy.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -20,15 +20,14 @@ use crate::wire::{self, Arrival, HEADER_BYTES, Lend, Payload, Place, Sum, WireEr
 /// How much room a read has at least. A frame that needs more gets more.
 const READ_BYTES: usize = 256 << 10;
 
-/// Of a frame that is so long, no more is read than its end: what follows it would have to be moved to where
-/// its own frame is put together.
+/// A frame at least this long is read only to its end. Bytes behind it would have to be moved to where their own frame
+/// is assembled.
 const LONG_BYTES: usize = 128 << 10;
 
 /// When less room than this is left, a read gets new memory.
 const READ_BYTES_MIN: usize = 16 << 10;
 
-/// Memory that was read into and is kept until nobody has it any more, to be used again: new memory has to be
-/// cleared by the kernel.
+/// How many used read buffers are kept until they are free, to be used again: the kernel has to clear new memory.
 const SPARES_MAX: usize = 4;
 
 /// How much is read from a connection before others have their turn.
@@ -40,7 +39,7 @@ const SLICES_MAX: usize = 64;
 /// How much may wait to be written. A peer that lets more pile up is gone.
 const UNSENT_BYTES_MAX: usize = 256 << 20;
 
-/// After how long without a sign of life the kernel asks a TCP peer for one, and how often.
+/// When and how often the kernel probes a silent TCP peer.
 const KEEPALIVE_IDLE_S: u64 = 5;
 const KEEPALIVE_EVERY_S: u64 = 1;
 const KEEPALIVE_TRIES: u32 = 5;
@@ -77,7 +76,7 @@ impl Stream {
         }
     }
 
-    /// A TCP connection that does not wait for more to send, and notices that its peer is gone.
+    /// A TCP connection that sends without delay, and notices when its peer is gone.
     pub(super) fn tcp(stream: TcpStream) -> io::Result<Stream> {
         use rustix::net::sockopt;
         use std::time::Duration;
@@ -156,8 +155,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// A connection on which payloads are summed up, until the peer sends one that is not: an older one does
-    /// not know that.
+    /// A connection with checksums over payloads, until the peer sends a frame without: an older peer does not know
+    /// such frames.
     pub(super) fn new(stream: Stream) -> Link {
         let least = match stream {
             // What the kernel carries from one process to another does not change on the way.
@@ -207,12 +206,12 @@ impl Link {
         Ok(())
     }
 
-    /// The peer has applied all entries up to this one, and does not look at their payloads any more.
+    /// The peer has applied all entries up to this one, and no longer looks at their payloads.
     pub(super) fn given_back(&mut self, seq: u64) {
         self.loans.end(seq);
     }
 
-    /// Ends the connection. What the peer may still look at is kept until it has closed its end.
+    /// Ends the connection. Memory that the peer may still look at is kept until it has closed its end.
     pub(super) fn close(mut self) {
         if !self.loans.is_empty() {
             tokio::spawn(async move {
@@ -237,9 +236,8 @@ impl Link {
         self.sum == Sum::Head
     }
 
-    /// Hands everything that has arrived to `sink`. Pending: all that was there has been read, and
-    /// the task is woken when there is more. Ready: there is an end, or others should have their turn
-    /// first, and it is to be called again.
+    /// Hands everything that has arrived to `sink`. Pending: everything was read, and the task is woken when there is
+    /// more. Ready: the connection has ended, or others should have their turn first; call it again.
     pub(super) fn poll_receive(
         &mut self,
         context: &mut Context<'_>,

@@ -1,19 +1,17 @@
-//! What runs the state machines of the engine: sockets, files, threads and clocks.
+//! Runs the state machines of the engine on sockets, files, threads and clocks.
 //!
 //! ```text
 //!   clients ──▶ Volume ──(Coordinator)── Link ═══ Unix or TCP ═══ Link ──(Member)── Disk ──▶ files
 //!               one owner task                                 ReplicaServer, one owner thread
 //! ```
 //!
-//! - [`Volume`]: a handle that many clients share. Behind it one owner runs the coordinator: it takes all
-//!   that has come in, from clients and replicas, lets the coordinator go on once, then writes to the
-//!   sockets.
+//! - [`Volume`]: a handle that many clients share. Behind it one owner runs the coordinator: it takes everything that
+//!   has come in from clients and replicas, lets the coordinator run once, and then writes to the sockets.
 //! - [`ReplicaServer`]: serves one replica at an [`Address`], on a thread of its own.
-//! - [`LocalReplica`]: the same replica inside the process of its volume, without sockets or messages
-//!   as bytes.
-//! - [`Disk`] and [`FileDisk`]: what a member asks for, done on the files of its directory.
+//! - [`LocalReplica`]: the same replica inside the process of its volume, without sockets or encoded messages.
+//! - [`Disk`] and [`FileDisk`]: do what a member asks for, on the files of its directory.
 //!
-//! This is the only part of the crate that knows tokio.
+//! Only this part of the crate uses tokio.
 
 mod address;
 mod buffers;
@@ -36,6 +34,7 @@ pub use self::core::LocalReplica;
 pub use address::{Address, AddressError};
 pub use disk::{Disk, FileDisk, Found};
 pub use lent::Slot;
+pub use room::Extent;
 pub use server::ReplicaServer;
 pub use survey::{SurveyFault, survey};
 pub use volume::{Compared, Ended, Volume, VolumeError, VolumeSettings, WhenFull};

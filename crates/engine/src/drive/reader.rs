@@ -103,7 +103,7 @@ impl Reader {
     }
 }
 
-/// Whether it is all zeros, which take no space: on the wire, and where they are written for a repair.
+/// Whether it is all zeros. Zeros take no space on the wire, nor where a repair writes them.
 fn is_blank(bytes: &[u8]) -> bool {
     let head = &bytes[..PEEK.min(bytes.len())];
     head.iter().all(|byte| *byte == 0)

@@ -1,8 +1,7 @@
-//! Room on the filesystem of a data file: which of its bytes have a place there, and how to get one for the others.
+//! Space for a data file on its filesystem: which of its bytes have space, and how to get space for the others.
 //!
-//! A thin data file has holes. A write to a hole needs blocks, which a full filesystem refuses; a write to what is
-//! there already does not. (On a filesystem that copies on write it does. There a full pool fails such a write as
-//! any other.)
+//! A thin data file has holes. A write to a hole needs blocks, which a full filesystem refuses. A write to allocated
+//! bytes needs none, except on a filesystem that copies on write; there a full pool fails it like any other write.
 
 use std::fs::File;
 use std::io;
@@ -11,13 +10,23 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// With less space than this share of all of it, or than so many bytes, a replica says that its space is low: what a
-/// coordinator has numbered already, and what it keeps for a replica that is behind, must still fit.
+/// A replica reports low space when less than this share of its filesystem is free, or less than so many bytes if that
+/// is smaller. What a coordinator has already numbered, and what it keeps for a replica that is behind, must still
+/// fit.
 const KEPT_SHARE: u64 = 32;
 const KEPT_BYTES_MAX: u64 = 96 << 20;
 
 /// Zeros that are written where they cannot be made otherwise, in pieces of this length.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// A part of a range: all of it has space, or all of it is a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its length, from where the one before it ends.
+    pub length: u64,
+    /// Whether it has a place.
+    pub has_space: bool,
+}
 
 /// How much of a filesystem of that size is kept.
 pub(super) fn kept(all: u64) -> u64 {
@@ -31,9 +40,9 @@ pub(super) fn space(file: &File) -> Option<(u64, u64)> {
     Some((bytes(found.f_bavail), bytes(found.f_blocks)))
 }
 
-/// Gives every hole in a range its place, by writing the zeros that are read there anyway: what is allocated in
-/// another way (`fallocate`) looks like a hole again afterwards, and some filesystems then ask for the same space
-/// twice. Half of what is kept stays for writes that are on their way.
+/// Allocates every hole in a range by writing zeros, which is what reads return there anyway. Space allocated in
+/// another way (`fallocate`) still looks like a hole, and some filesystems then ask for the same space twice. Half of
+/// the reserve stays free for writes in flight.
 pub(super) fn allocate(file: &File, offset: u64, length: u64) -> io::Result<()> {
     let holes = pieces(file, offset, length, Piece::Hole)?;
     let missing: u64 = holes.iter().map(|(_, length)| length).sum();
@@ -63,30 +72,47 @@ enum Piece {
 
 /// The holes of a range, or what is between them.
 fn pieces(file: &File, offset: u64, length: u64, wanted: Piece) -> io::Result<Vec<(u64, u64)>> {
+    let mut at = offset;
+    let mut found = Vec::new();
+    for extent in extents(file, offset, length, usize::MAX)? {
+        if extent.has_space == (wanted == Piece::Data) {
+            found.push((at, extent.length));
+        }
+        at += extent.length;
+    }
+    Ok(found)
+}
+
+/// Which parts of a range have space and which are holes, from its start, in at most so many parts.
+pub(super) fn extents(
+    file: &File,
+    offset: u64,
+    length: u64,
+    most: usize,
+) -> io::Result<Vec<Extent>> {
     let end = offset + length;
     let mut found = Vec::new();
     let mut at = offset;
-    while at < end {
+    while at < end && found.len() < most {
         let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Ok(data) => data.min(end),
             // There is nothing but a hole up to the end of the file.
             Err(Errno::NXIO) => end,
             Err(error) => return Err(error.into()),
         };
-        if wanted == Piece::Hole && data > at {
-            found.push((at, data - at));
-        }
-        if data >= end {
-            break;
-        }
-        let hole = match rustix::fs::seek(file, SeekFrom::Hole(data)) {
-            Ok(hole) => hole.min(end),
-            Err(error) => return Err(error.into()),
+        let next = if data > at {
+            data
+        } else {
+            rustix::fs::seek(file, SeekFrom::Hole(at))?.min(end)
         };
-        if wanted == Piece::Data && hole > data {
-            found.push((data, hole - data));
+        // A hole may have been filled since it was found.
+        if next > at {
+            found.push(Extent {
+                length: next - at,
+                has_space: data == at,
+            });
         }
-        at = hole;
+        at = next;
     }
     Ok(found)
 }

@@ -1,11 +1,11 @@
-//! Serves one replica to whoever coordinates its volume.
+//! Serves one replica to the coordinator of its volume.
 //!
-//! One thread owns the member, its disk and all connections. A turn takes what has arrived on every
-//! connection and what the disk has done, lets the member go on, and writes what it wants to say.
+//! One thread owns the member, its disk and all connections. A turn takes what has arrived on every connection and
+//! what the disk has finished, lets the member run, and writes its answers.
 //!
-//! What a peer can make it hold is bounded: connections in number, requests by the member, bytes by not
-//! reading on while too many wait. Who speaks nonsense, or is not a coordinator of this volume within
-//! some seconds, is disconnected.
+//! What a peer can make it hold is bounded: connections by their number, requests by the member, and bytes because it
+//! stops reading while too many wait. A peer that sends nonsense, or is not a coordinator of this volume within some
+//! seconds, is disconnected.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ use super::link::{Link, LinkError, Stream};
 use super::{Address, ReplicaSettings, in_full};
 use crate::member::{Event, SessionId};
 use crate::proto::Envelope;
-use crate::wire::{Arrival, KNOWS_SUMS, WireError};
+use crate::wire::{Arrival, KNOWS_ALL, WireError};
 use crate::{Error, Result};
 
 /// The most connections at the same time. There is one coordinator, and its successors.
@@ -35,8 +35,8 @@ const STRANGER_MAX: Duration = Duration::from_secs(5);
 /// How often connections are looked at, and the space that is left.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Nothing more is read from a connection of which so many requests, or bytes of these, wait; or to
-/// which so many bytes have not been sent. A coordinator keeps below all three.
+/// Reading from a connection stops while this many of its requests, or bytes of these, wait, or this many bytes are
+/// unsent. A coordinator keeps below all three.
 const BACKLOG_REQUESTS_MAX: usize = 3072;
 const BACKLOG_BYTES_MAX: u64 = 48 << 20;
 const UNSENT_BYTES_MAX: usize = 96 << 20;
@@ -282,7 +282,7 @@ impl Server {
                 Arrival::Place(_) | Arrival::Borrows => strange = true,
             };
             let polled = connection.link.poll_receive(context, sink);
-            if knows && let Err(error) = connection.link.send_knows(KNOWS_SUMS) {
+            if knows && let Err(error) = connection.link.send_knows(KNOWS_ALL) {
                 tracing::debug!(session, "{error}");
             }
             if let Some(lend) = lend

@@ -1,5 +1,5 @@
-//! The sums of a replica's blocks, as its disk uses them: stored before every write, compared after every read,
-//! settled now and then. [`crate::sums`] has the rules.
+//! The checksums of a replica's blocks, as its disk uses them: stored before every write, compared after every read,
+//! settled from time to time. [`crate::sums`] has the rules.
 
 use std::fs::File;
 use std::io;
@@ -15,8 +15,8 @@ use crate::replica::{BLOCK, Replica, SLOTS_MAX, SumFile};
 use crate::sums::{Coverage, Doubt, Ended, Slot, Summer, newest_after};
 use crate::{Error, Result};
 
-/// While there are writes, sums are settled so often. After a power loss the bytes of regions that were written
-/// since are believed as they are.
+/// How often sums are settled while there are writes. After a power loss, the bytes of regions that were written since
+/// then are believed as they are.
 const SETTLE_EVERY: Duration = Duration::from_secs(10);
 
 /// When nothing was written for so long, they are settled at once.
@@ -116,8 +116,8 @@ pub(super) struct Overwritten {
 }
 
 impl SumKeeper {
-    /// Sorts out what the last process left, and starts to keep the sums. Also says in which regions in doubt
-    /// blocks have rotted. `applied` is the epoch of the last entry that was applied.
+    /// Sorts out what the last process left, and starts to keep the sums. Also returns the doubtful regions with
+    /// rotten blocks. `applied` is the epoch of the last entry that was applied.
     pub(super) fn start(
         replica: &Replica,
         file: SumFile,
@@ -152,7 +152,7 @@ impl SumKeeper {
             .ok_or_else(|| io::Error::other("blocks of two regions at once"))
     }
 
-    /// Stores the sums of what is about to be written: bytes, or zeros. The write must follow.
+    /// Stores the sums of the bytes or zeros that are about to be written. The write must follow.
     pub(super) fn before_write(
         &mut self,
         data: &File,
@@ -184,10 +184,11 @@ impl SumKeeper {
 
     /// Gives the slots of a range their space.
     pub(super) fn allocate(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.file
-            .with_slots_of(block_of(offset), blocks_in(length), |file, at, bytes| {
-                super::room::allocate(file, at, bytes)
-            })
+        let place = self
+            .file
+            .place_of_slots(block_of(offset), blocks_in(length));
+        let (file, at, bytes) = place;
+        super::room::allocate(file, at, bytes)
     }
 
     fn store(&mut self, first: u64, new: &[Slot]) -> io::Result<()> {
@@ -205,8 +206,8 @@ impl SumKeeper {
         stored
     }
 
-    /// The write has failed: some blocks may hold the new bytes, some the old ones. What is neither stays as it
-    /// is, and is not shown.
+    /// The write has failed: some blocks may hold the new bytes, some the old ones. A block that holds neither stays
+    /// as it is, and is not returned.
     pub(super) fn write_failed(&mut self, data: &File, before: &Overwritten) {
         for (block, old) in (before.first..).zip(&before.slots) {
             let sorted = sum_on_disk(data, block).and_then(|sum| {
@@ -235,7 +236,7 @@ impl SumKeeper {
 }
 
 impl Drop for SumKeeper {
-    /// Nothing is written any more: whoever opens the replica next has nothing to sort out.
+    /// Nothing is written any more, so the next process that opens the replica has nothing to sort out.
     fn drop(&mut self) {
         self.settler.finish(self.newest, &self.file);
     }
@@ -281,7 +282,7 @@ fn read_to_end(data: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Looks at all regions in doubt, so that from now on a block that does not match its sum is rot.
+/// Checks all doubtful regions, so that from now on a block that does not match its sum is rot.
 fn sort_out(replica: &Replica, file: &SumFile, meta: &Meta, ended: Ended) -> Result<Vec<Region>> {
     let began = Instant::now();
     let mut bytes = vec![0; SLOTS_MAX * block_bytes()];

@@ -1,5 +1,5 @@
-//! Looks at the replicas of a volume without taking it over: for a person who has to decide with which of
-//! them it goes on.
+//! Looks at the replicas of a volume without taking it over, for a person who has to decide which of them to continue
+//! with.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -31,7 +31,7 @@ pub enum SurveyFault {
         /// Where it was asked.
         address: Address,
     },
-    /// It hung up: it is the copy of another volume, or of a version that does not know the question.
+    /// It hung up: it belongs to another volume, or to a version that does not know the question.
     #[error("the copy at {address} is of another volume, or too old to be asked what it holds")]
     Refused {
         /// Where it was asked.
@@ -39,8 +39,8 @@ pub enum SurveyFault {
     },
 }
 
-/// Asks every replica what it has. Nothing is changed, and whoever serves the volume is not disturbed.
-/// A replica may take `patience` to answer; all are asked at the same time.
+/// Asks every replica what it has. This changes nothing and does not disturb the coordinator. A replica may take
+/// `patience` to answer; all are asked at the same time.
 pub async fn survey(
     volume: Uuid,
     addresses: BTreeMap<ReplicaId, Address>,

@@ -1,4 +1,4 @@
-//! The flush lane: syncs, and what may be said once they are done.
+//! The flush lane: syncs, and the answers that wait for them.
 
 use super::{DiskOp, DiskResult, Effect, Member, SessionId};
 use crate::proto::{Answer, Epoch, Key, MetaChange, Region};
@@ -110,8 +110,7 @@ impl Member {
         self.flush.token = Some(self.ask_disk(DiskOp::Persist(Box::new(change)), out));
     }
 
-    /// After a sync that failed nobody knows what of the cache is on the disk. What was durable
-    /// before is all that can be counted on.
+    /// After a failed sync nobody knows what of the cache is on the disk. Only what was durable before counts.
     pub(super) fn sync_failed(&mut self, out: &mut Vec<Effect>) {
         self.flush.running.clear();
         self.flush.waiting.clear();

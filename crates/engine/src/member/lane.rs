@@ -1,20 +1,16 @@
-//! The ordered lane: one request after the other, each as a few steps of the disk.
+//! The ordered lane: one request after the other, each as a few disk operations.
 
 use std::collections::BTreeSet;
 
 use super::flush::Item;
 use super::repair::Overlay;
-use super::{
-    DiskOp, DiskResult, Effect, Member, Purpose, READS_MAX, REPAIRS_MAX, ReadAtDisk, SessionId,
-    Waiting,
-};
+use super::{DiskOp, DiskResult, Effect, Member, Purpose, REPAIRS_MAX, SessionId, Waiting};
 use crate::proto::{
-    Answer, Content, Entry, EntryOp, Epoch, Forget, JoinTerms, Key, MetaChange,
-    REGIONS_PER_PAGE_MAX, ReadFault, Region, Request, SNAPSHOTS_MAX, STAMPS_AHEAD, Stale, Welcome,
-    overlap,
+    Answer, Content, Entry, EntryOp, Epoch, JoinTerms, Key, MetaChange, REGIONS_PER_PAGE_MAX,
+    Region, Request, SNAPSHOTS_MAX, STAMPS_AHEAD, Stale, overlap,
 };
 
-/// How many waiting requests are looked at for stamps that can be made durable together.
+/// How many waiting requests are searched for stamps that can be made durable together.
 const STAMPS_AHEAD_MAX: usize = 1024;
 
 /// What the ordered lane does next when the disk has answered.
@@ -109,14 +105,6 @@ impl Member {
         if !self.halted {
             self.flush_pump(out);
         }
-    }
-
-    fn start_promise(&mut self, hello: Waiting, out: &mut Vec<Effect>) {
-        let change = MetaChange {
-            promise: Some(hello.promise),
-            ..MetaChange::default()
-        };
-        self.begin(DiskOp::Persist(Box::new(change)), Work::Promise(hello), out);
     }
 
     pub(super) fn begin(&mut self, op: DiskOp, work: Work, out: &mut Vec<Effect>) {
@@ -222,21 +210,6 @@ impl Member {
             _ => self.close(out),
         }
         None
-    }
-
-    fn start_join(&mut self, session: SessionId, terms: JoinTerms, out: &mut Vec<Effect>) {
-        // A replica never shrinks. Where it is larger than the volume that it joins, its bytes are of a
-        // history that does not count; the volume may grow to there, and must find zeros.
-        let behind = self.meta.size.saturating_sub(terms.size);
-        if terms.forget != Forget::Nothing && behind > 0 {
-            let zero = DiskOp::Zero {
-                offset: terms.size,
-                length: behind,
-            };
-            return self.begin(zero, Work::JoinZero { session, terms }, out);
-        }
-        let op = DiskOp::Sync { sums: false };
-        self.begin(op, Work::JoinSync { session, terms }, out);
     }
 
     fn report(&mut self, session: SessionId, from: Region, out: &mut Vec<Effect>) {
@@ -355,9 +328,8 @@ impl Member {
         None
     }
 
-    /// The stamps that this write needs, and those that the writes behind it will need: one sync does
-    /// for all of them. A stamp that comes before its write, or whose write never comes, costs no more
-    /// than a repair that was not needed.
+    /// The stamps that this write and the writes behind it need: one sync serves all of them. If a stamped write never
+    /// comes, the stamp costs an unneeded repair and nothing else.
     fn stamps_ahead(&self, region: Region, epoch: Epoch) -> Vec<(Region, Epoch)> {
         let mut regions = BTreeSet::new();
         self.stamp(region, epoch, &mut regions);
@@ -390,7 +362,7 @@ impl Member {
         regions.into_iter().map(|region| (region, epoch)).collect()
     }
 
-    /// Adds a region to those that get a stamp, and the next ones where writes go from region to region.
+    /// Adds a region to those that get a stamp, and the next ones when writes go from region to region.
     fn stamp(&self, region: Region, epoch: Epoch, regions: &mut BTreeSet<Region>) {
         let stamped = |region: Region, regions: &BTreeSet<Region>| {
             regions.contains(&region) || self.meta.region(region).stamp >= epoch
@@ -429,100 +401,6 @@ impl Member {
             region,
         };
         self.begin(op, work, out);
-    }
-
-    fn start_read(
-        &mut self,
-        session: SessionId,
-        tag: u64,
-        range: (u64, u64),
-        purpose: Purpose,
-        out: &mut Vec<Effect>,
-    ) -> Option<Request> {
-        let (offset, length) = range;
-        if self.reads.len() >= READS_MAX {
-            return Some(match purpose {
-                Purpose::Bytes => Request::Read {
-                    tag,
-                    offset,
-                    length,
-                },
-                Purpose::Salvage => Request::Salvage {
-                    tag,
-                    offset,
-                    length,
-                },
-                Purpose::Verify => Request::Verify {
-                    tag,
-                    offset,
-                    length,
-                },
-            });
-        }
-        if !self
-            .geometry
-            .allows_in_region(offset, length, self.meta.size)
-        {
-            self.close(out);
-            return None;
-        }
-        let region = self.geometry.region_of(offset);
-        if self.meta.region(region).stale.is_some() {
-            let result = Err(ReadFault::Stale);
-            self.answer(session, Answer::Read { tag, result }, out);
-            return None;
-        }
-        let token = self.ask_disk(DiskOp::Read { offset, length }, out);
-        let read = ReadAtDisk {
-            session,
-            tag,
-            range,
-            purpose,
-        };
-        self.reads.insert(token, read);
-        None
-    }
-
-    pub(super) fn read_done(
-        &mut self,
-        read: &ReadAtDisk,
-        result: DiskResult,
-        out: &mut Vec<Effect>,
-    ) {
-        let tag = read.tag;
-        let fits = |content: &Content| content.length() == read.range.1;
-        let (content, bad) = match result {
-            DiskResult::Read(content) if fits(&content) => (Some(content), Vec::new()),
-            DiskResult::Rotten { content, bad } if fits(&content) => (Some(content), bad),
-            _ => (None, Vec::new()),
-        };
-        let answer = match (read.purpose, content) {
-            (Purpose::Salvage, Some(content)) => Answer::Salvaged { tag, content, bad },
-            (Purpose::Verify, Some(content)) => {
-                let digest = digest(&content);
-                Answer::Verified { tag, digest, bad }
-            }
-            // A disk that fails is no better than one whose bytes are all wrong.
-            (Purpose::Verify, None) => {
-                let blocks = read.range.1 / u64::from(self.geometry.block_bytes);
-                let bad = (0..u32::try_from(blocks).unwrap_or(0)).collect();
-                Answer::Verified {
-                    tag,
-                    digest: 0,
-                    bad,
-                }
-            }
-            (Purpose::Bytes, Some(content)) if bad.is_empty() => Answer::Read {
-                tag,
-                result: Ok(content),
-            },
-            // What is not right is never shown, nor what else was read with it.
-            _ => Answer::Read {
-                tag,
-                result: Err(ReadFault::Medium),
-            },
-        };
-        self.answer(read.session, answer, out);
     }
 
     fn repair_begin(&mut self, region: Region, out: &mut Vec<Effect>) {
@@ -689,114 +567,5 @@ impl Member {
             Work::RepairMark if done => {}
             _ => self.halt(out),
         }
-    }
-
-    fn welcome(&mut self, hello: Waiting, out: &mut Vec<Effect>) {
-        // What the welcome says must outlive this process.
-        self.speak(out);
-        if self.hello.is_some() {
-            // A later coordinator came while the promise was written.
-            return;
-        }
-        self.bound = Some(super::Bound {
-            session: hello.session,
-            out_index: 0,
-            in_index: 1,
-            takes_part: false,
-            queue: std::collections::VecDeque::new(),
-            queue_bytes: 0,
-            stale: Vec::new(),
-            restamp: Vec::new(),
-        });
-        let welcome = Welcome {
-            key: self.applied,
-            exact: self.exact,
-            size: self.meta.size,
-            size_version: self.meta.size_version,
-            view: self.meta.view.clone(),
-            snapshots: self.meta.snapshots.values().copied().collect(),
-            has_stale: !self.meta.stale.is_empty(),
-        };
-        self.answer(hello.session, Answer::Welcome(welcome), out);
-        if self.is_low {
-            let is_low = true;
-            self.answer(hello.session, Answer::Space { is_low }, out);
-        }
-    }
-
-    fn join_size(&mut self, session: SessionId, terms: JoinTerms, out: &mut Vec<Effect>) {
-        if terms.size <= self.meta.size {
-            return self.join_record(session, terms, out);
-        }
-        let change = MetaChange {
-            size: Some((terms.size, terms.size_version)),
-            ..MetaChange::default()
-        };
-        let work = Work::JoinSize { session, terms };
-        self.begin(DiskOp::Persist(Box::new(change)), work, out);
-    }
-
-    fn join_record(&mut self, session: SessionId, terms: JoinTerms, out: &mut Vec<Effect>) {
-        let Some(bound) = self.bound.as_mut().filter(|bound| bound.session == session) else {
-            return;
-        };
-        let mut change = MetaChange {
-            forget: terms.forget != Forget::Nothing,
-            durable: Some(terms.key),
-            view: Some(terms.view),
-            snapshots: terms.snapshots,
-            ..MetaChange::default()
-        };
-        for region in std::mem::take(&mut bound.restamp) {
-            change.stale.push((region, None));
-            change.stamps.push((region, terms.key.epoch));
-        }
-        // In a history that begins, it has not answered for anything yet, whatever it once forgot.
-        let is_beginning = !self.meta.is_lost()
-            && change
-                .view
-                .as_ref()
-                .is_some_and(|view| view.lineage != self.meta.view.lineage);
-        for region in std::mem::take(&mut bound.stale) {
-            // Who has lost its memory may have answered for what it forgot, and stays without a word there until it is
-            // repaired. Who comes from another history never took part in this one, like a new replica.
-            let nothing = Stale {
-                key: if self.meta.is_lost() && terms.forget != Forget::EverythingBefore {
-                    Key::NOTHING
-                } else {
-                    Key::FRESH
-                },
-                mixed: true,
-            };
-            let as_far_as_we_are = Stale {
-                key: self.applied,
-                mixed: false,
-            };
-            // A region that was stale already is as far as it was then, not as far as we are now. A key of
-            // another history says nothing in this one.
-            let stale = match self.meta.region(region).stale {
-                _ if terms.forget != Forget::Nothing => nothing,
-                Some(stale) if is_beginning => Stale {
-                    key: stale.key.max(Key::FRESH),
-                    ..stale
-                },
-                Some(stale) => stale,
-                None => as_far_as_we_are,
-            };
-            change.stale.push((region, Some(stale)));
-        }
-        let work = Work::JoinRecord {
-            session,
-            key: terms.key,
-        };
-        self.begin(DiskOp::Persist(Box::new(change)), work, out);
-    }
-}
-
-/// The same bytes have the same digest.
-fn digest(content: &Content) -> u32 {
-    match content {
-        Content::Data(data) => crc32c::crc32c(data),
-        Content::Zeros(_) => 0,
     }
 }

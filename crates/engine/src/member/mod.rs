@@ -1,7 +1,7 @@
 //! The replica's half of the protocol: what it answers, and what it makes durable before it answers.
 //!
-//! Sans-IO: [`Member::apply`] takes an event and leaves effects in a buffer. It does not block, has no
-//! clock and no randomness, so that the simulator can run it as it is.
+//! Sans-IO: [`Member::apply`] takes an event and leaves effects in a buffer. It does not block and has no clock and no
+//! randomness, so the simulator runs the same code.
 //!
 //! ```text
 //!            Hello with a later promise                      Join, or Resume
@@ -13,16 +13,15 @@
 //!
 //! # Three lanes
 //!
-//! *The ordered lane* works on one request after the other. *Reads* start in their turn and finish
-//! when the disk has them; a write waits for reads of the same bytes, so that a read sees exactly the
-//! entries before it. *The flush lane* syncs and then makes a key durable, while the ordered lane goes
-//! on; what waits for a sync shares one.
+//! *The ordered lane* works on one request after the other. *Reads* start in their turn and finish when the disk has
+//! them; a write waits for reads of the same bytes, so a read sees exactly the entries before it. *The flush lane*
+//! syncs and then makes a key durable, while the ordered lane goes on. Requests that wait for a sync share one.
 //!
 //! # Many events, one answer
 //!
-//! [`Member::apply`] is three steps: [`Member::take`] takes an event, [`Member::pump`] starts what can
-//! start, [`Member::speak`] says how far the entries are. A driver with many events at hand takes them
-//! all before it goes on, and lets the member speak once: one note and one answer for all of them.
+//! [`Member::apply`] is three steps: [`Member::take`] takes an event, [`Member::pump`] starts what can start, and
+//! [`Member::speak`] reports how far the entries are. A driver that has many events takes them all first, and lets the
+//! member speak once: one note and one answer for all of them.
 //!
 //! # What is durable when
 //!
@@ -34,7 +33,9 @@
 //! - The end of a stale mark: after a sync of the repaired bytes.
 
 mod flush;
+mod join;
 mod lane;
+mod read;
 mod repair;
 mod space;
 
@@ -78,7 +79,7 @@ pub enum Event {
         /// Which one.
         session: SessionId,
     },
-    /// Whether there is little space left beside what waits already.
+    /// Whether little space is left besides what already waits.
     Space {
         /// Whether it is low.
         is_low: bool,
@@ -106,7 +107,7 @@ pub enum DiskResult {
         /// Which blocks are not right, counted from the first that was read.
         bad: Vec<u32>,
     },
-    /// There is no space. Of a write a part may have been done, of anything else nothing.
+    /// There is no space. A write may have been done in part, anything else not at all.
     NoSpace,
     /// It failed, and what is on the disk there is unknown.
     Failed,
@@ -127,16 +128,16 @@ pub enum Effect {
         /// Which one.
         session: SessionId,
     },
-    /// Do something with the disk, then say [`Event::Disk`]. Operations on the same bytes are done
-    /// in the order in which they were asked for; so are changes of the meta data.
+    /// Do something with the disk, then send [`Event::Disk`]. Operations on the same bytes, and changes of the meta
+    /// data, are done in the order in which they were requested.
     Disk {
         /// Comes back with the event.
         token: u64,
         /// What to do.
         op: DiskOp,
     },
-    /// Remember this key, without waiting for it to be durable: it must survive the process, and may
-    /// be lost when the machine loses its memory.
+    /// Remember this key, without waiting for it to be durable: it must survive the process, and may be lost with the
+    /// machine's memory.
     Note {
         /// How far the bytes are.
         key: Key,
@@ -182,7 +183,7 @@ pub enum DiskOp {
         /// The size.
         size: u64,
     },
-    /// Have space for a range, so that a write of it needs none. What is read there stays the same.
+    /// Allocate space for a range, so that a write there needs none. Reads there still return the same.
     Allocate {
         /// The first byte.
         offset: u64,
@@ -355,8 +356,8 @@ impl Member {
         }
     }
 
-    /// The same replica, which found blocks in these regions that are not what was written. A coordinator that
-    /// has the choice should take another one's bytes: they are told as equal to nobody's.
+    /// The same replica, which has found wrong blocks in these regions. They are reported as equal to no other, so
+    /// that a coordinator prefers another replica's bytes if it can.
     pub fn suspecting(mut self, regions: impl IntoIterator<Item = Region>) -> Member {
         self.suspects.extend(regions);
         self
@@ -447,8 +448,8 @@ impl Member {
         }
     }
 
-    /// Says how far the entries are that were applied since it was last said: first to whoever opens
-    /// this replica after us, then to the coordinator.
+    /// Reports how far the entries are that were applied since the last report: first in the note for the next process
+    /// that opens this replica, then to the coordinator.
     pub fn speak(&mut self, out: &mut Vec<Effect>) {
         if self.halted {
             return;
@@ -517,10 +518,14 @@ impl Member {
             return self.close(out);
         }
         bound.in_index += 1;
+        if matches!(request, Request::Call) {
+            // The disk may take its time; whoever calls wants to know whether anybody is there.
+            return self.answer(session, Answer::Heard, out);
+        }
         bound.push(request);
     }
 
-    /// Tells anybody what is here. Nothing is promised, and nobody else is disturbed.
+    /// Tells any peer what is here. It promises nothing and disturbs nobody.
     fn survey(&mut self, session: SessionId, out: &mut Vec<Effect>) {
         if self.obeys(session) {
             return self.reject(session, out);

@@ -24,8 +24,7 @@ impl Member {
         }
     }
 
-    /// The writes that bring the older bytes of a region to where no entry has written since, the
-    /// last one first.
+    /// The writes that put the older bytes of a region where no entry has written since, the last one first.
     pub(super) fn repair_writes(
         &self,
         region: Region,
@@ -59,8 +58,8 @@ impl Member {
     }
 }
 
-/// Whether a block among other bytes is zero: it is not written where there is a hole, so that a repair takes no
-/// space that the bytes do not need.
+/// Whether a block is all zeros. Such a block is not written into a hole, so a repair takes no more space than the
+/// bytes need.
 fn is_zero(content: &Content, from: u64, length: u64) -> bool {
     match content {
         Content::Zeros(_) => true,

@@ -1,17 +1,17 @@
 //! What a replica does when its pool has no space left.
 //!
-//! A write to blocks that the data file has already needs none, and goes on. A write that finds no space costs its
-//! region, and nothing else: the region becomes stale at the key that it had, durably, and the replica goes on with
-//! the entries that follow. It is repaired when there is space again. So one write that does not fit does not take
-//! everything else that the replica holds with it.
+//! A write to blocks that the data file already has needs no space, and goes on. A write that finds no space costs its
+//! region and nothing else: the region durably becomes stale at the key that it had, and the replica goes on with the
+//! entries that follow. The region is repaired when there is space again. So one write that does not fit does not
+//! invalidate everything else that the replica holds.
 //!
 //! ```text
 //!   no space for an entry ──▶ sync ──▶ stale mark durable ──▶ Behind, and the entry counts as passed over
 //!                             (a region that is stale already needs neither)
 //! ```
 //!
-//! The sync comes first because the mark keeps a key: whatever a power loss leaves must hold everything up to it. The
-//! region is marked as mixed, because a part of the write may have been done.
+//! The sync comes first because the mark keeps a key: after a power loss the region must still hold everything up to
+//! that key. The region is marked as mixed, because a part of the write may have been done.
 
 use super::lane::Work;
 use super::{DiskOp, Effect, Member, SessionId};
@@ -40,12 +40,12 @@ impl Member {
         self.begin(op, Work::Allocate { session, tag }, out);
     }
 
-    /// Whether entries of a region are passed over here, although the coordinator may not know it yet.
+    /// Whether entries of a region are skipped here, although the coordinator may not know it yet.
     pub(super) fn is_behind(&self, region: Region) -> bool {
         self.behind.contains(&region)
     }
 
-    /// There was no space for what an entry, or a repair if there is no key, writes to a region.
+    /// There was no space for an entry in a region, or for its repair if there is no key.
     pub(super) fn fall_behind(
         &mut self,
         session: SessionId,
@@ -71,7 +71,7 @@ impl Member {
         self.begin(DiskOp::Sync { sums: false }, work, out);
     }
 
-    /// What the region holds is durable; now the mark that keeps its key is made so.
+    /// The region's bytes are durable; now the mark that keeps its key is made durable.
     pub(super) fn mark_behind(
         &mut self,
         session: SessionId,
@@ -95,7 +95,7 @@ impl Member {
         self.begin(DiskOp::Persist(Box::new(change)), work, out);
     }
 
-    /// The region is stale, durably. The coordinator is told before it hears how far the entries are.
+    /// The region is durably stale. The coordinator is told before it hears how far the entries are.
     pub(super) fn fallen_behind(
         &mut self,
         session: SessionId,

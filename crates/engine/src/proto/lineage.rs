@@ -1,12 +1,12 @@
 //! Which history of a volume a replica belongs to.
 //!
-//! A volume has one history as long as quorums of its replicas are there. When too many are lost for
-//! good, an operator may begin another history from those that are left (`Takeover::Survivors`). Should the
-//! others come back, they hold a history that has been given up, and they could be a quorum of a view
-//! that was once in force. The lineage tells the two apart.
+//! A volume has one history as long as quorums of its replicas are there. When too many are lost for good, an operator
+//! may begin another history from the survivors (`Takeover::Survivors`). If the others come back, they hold a history
+//! that has been given up, and they could be a quorum of a view that was once in force. The lineage tells the two
+//! apart.
 //!
-//! A recovery also moves generations and view versions up by a stride that no history walks through:
-//! whatever the lost replicas have promised or learned, it is earlier than everything that comes after.
+//! A recovery also raises generations and view versions by a stride that no history can use up. So whatever the lost
+//! replicas have promised or learned is earlier than everything that comes after.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,12 +1,12 @@
-//! What coordinator and replicas say to each other.
+//! The messages between coordinator and replicas.
 
 use bytes::Bytes;
 use uuid::Uuid;
 
 use super::{Epoch, Key, Lineage, Promise, Region, RegionState, ReplicaId, SnapshotRecord, View};
 
-/// A message with its sender's identity. Both ends refuse what is not meant for them, and close a
-/// session whose messages do not follow each other without a gap.
+/// A message with its sender's identity. Both ends refuse messages that are not meant for them, and close a session
+/// whose messages have a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
     /// The volume.
@@ -93,7 +93,7 @@ pub enum Request {
         /// Its bytes.
         content: Content,
     },
-    /// The older bytes, but for blocks that nobody could read: the replica keeps its own there.
+    /// The older bytes, except for blocks that nobody could read: the replica keeps its own there.
     RepairPart {
         /// The region.
         region: Region,
@@ -127,6 +127,8 @@ pub enum Request {
         /// The region.
         region: Region,
     },
+    /// Say that you are there. It is answered at once, whatever else waits.
+    Call,
 }
 
 /// Bytes, or so many zeros.
@@ -148,23 +150,23 @@ impl Content {
     }
 }
 
-/// What a replica must forget when it joins.
+/// What a joining replica's own bytes and keys are worth to the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Forget {
-    /// Only what it is told is stale.
-    Nothing,
-    /// All that it has: it is of another history, or nobody knows of which. If it has lost its memory, it may have
-    /// answered for writes of this history.
-    Everything,
-    /// All that it has; and the history begins now, so that it has not answered for anything in it yet.
-    EverythingBefore,
+pub enum Past {
+    /// They count, except in the regions that it is told are stale.
+    Counts,
+    /// They are of another or an unknown history. A replica that has lost its memory may have acknowledged writes of
+    /// this history.
+    Void,
+    /// As `Void`, but this history begins now, so the replica cannot have acknowledged anything in it.
+    VoidBeforeBeginning,
 }
 
 /// On which terms a replica takes part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinTerms {
-    /// What of the replica's bytes does not count.
-    pub forget: Forget,
+    /// What the replica's own bytes are worth.
+    pub past: Past,
     /// Where the replica is from now on, in all regions that are not stale.
     pub key: Key,
     /// The size that it must have first.
@@ -266,7 +268,7 @@ pub enum Answer {
         /// Whether what is written there next has its space.
         granted: bool,
     },
-    /// Whether there is so little space left that a write may not find any: it is to be asked for
+    /// Whether so little space is left that a write may find none. Then space must be requested
     /// ([`Request::Allocate`]) before the write gets its number.
     Space {
         /// Whether it is low.
@@ -319,6 +321,8 @@ pub enum Answer {
         /// The region.
         region: Region,
     },
+    /// The replica is there, and has heard the call.
+    Heard,
 }
 
 /// Why a replica could not read.

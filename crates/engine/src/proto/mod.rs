@@ -1,6 +1,6 @@
-//! The words that coordinator and replicas share: epochs, keys, regions, views and messages.
+//! The types that coordinator and replicas share: epochs, keys, regions, views and messages.
 //!
-//! Nothing here does anything; what the words mean together is argued in `docs/engine.md`.
+//! There is no behaviour here; `docs/engine.md` explains how these work together.
 
 mod lineage;
 mod message;
@@ -13,8 +13,8 @@ use uuid::Uuid;
 
 pub use lineage::{Lineage, LineageError};
 pub use message::{
-    Answer, Body, Content, Entry, EntryOp, Envelope, Forget, JoinTerms, ReadFault, Request,
-    Surveyed, Welcome,
+    Answer, Body, Content, Entry, EntryOp, Envelope, JoinTerms, Past, ReadFault, Request, Surveyed,
+    Welcome,
 };
 pub use view::{Config, REPLICAS_PER_VOLUME_MAX, View};
 
@@ -27,16 +27,15 @@ pub const REGIONS_PER_PAGE_MAX: usize = 4096;
 /// The most blocks that a list of blocks of a region has.
 pub const BLOCKS_PER_REGION_MAX: usize = 256;
 
-/// When writes go from one region to the next, so many regions behind get their stamp together with
-/// the one that is written: one sync does for all of them. Coordinator and replicas follow the same rule,
-/// so that their stamps stay the same.
+/// When writes go from one region to the next, this many following regions get their stamp together with the written
+/// one: one sync serves all of them. Coordinator and replicas follow the same rule, so their stamps stay the same.
 pub const STAMPS_AHEAD: u32 = 15;
 
 /// The most snapshot records that a volume keeps.
 pub const SNAPSHOTS_MAX: usize = 64;
 
-/// A stretch of the volume's history in which one coordinator numbers its entries: the generation of
-/// the coordinator in the upper bits, a count in the lower ones. Larger is later.
+/// A part of the volume's history in which one coordinator numbers its entries: the coordinator's generation in the
+/// upper bits, a count in the lower ones. Larger is later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(u64);
 
@@ -191,8 +190,8 @@ pub fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
 pub struct Stale {
     /// How far the region's bytes are at least.
     pub key: Key,
-    /// Whether a repair has begun to overwrite it. Its bytes are then block by block those of `key`
-    /// or later ones, and equal to nobody's.
+    /// Whether a repair has begun to overwrite it. Each of its blocks is then as of `key` or later, and the region is
+    /// equal to no other.
     pub mixed: bool,
 }
 
@@ -205,8 +204,8 @@ pub struct RegionState {
     pub stale: Option<Stale>,
 }
 
-/// A moment of the volume's history that somebody wants to keep. The record says which size the
-/// volume had then: a volume made from it has that size.
+/// A moment of the volume's history that a user wants to keep. The record has the volume's size at that moment: a
+/// volume made from it has that size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SnapshotRecord {
     /// Which snapshot.
@@ -222,11 +221,11 @@ pub struct SnapshotRecord {
 pub struct Promise {
     /// The generation.
     pub generation: u64,
-    /// Which coordinator of that generation: two that chose the same number are not the same.
+    /// Which coordinator of that generation: tells apart two that chose the same number.
     pub owner: u64,
 }
 
-/// What a replica keeps on its disk beside the bytes of the volume.
+/// What a replica keeps on its disk next to the bytes of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meta {
     /// The fence.

@@ -39,8 +39,8 @@ impl Config {
 
 /// The configuration in force, and the one to which the volume is moving.
 ///
-/// While there are two, everything needs a quorum of each. So whoever knows only the older one
-/// cannot overlook what was acknowledged, and neither can whoever knows only the newer one.
+/// While there are two, everything needs a quorum of each. So neither a coordinator that knows only the older one nor
+/// one that knows only the newer one can overlook an acknowledged write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     /// The history in which it is in force.
@@ -66,8 +66,8 @@ impl View {
 
     /// The first view of a history that begins with these replicas.
     ///
-    /// What is left of a region may be on one of them alone, until the others are repaired. So at first no
-    /// takeover may do without any of them, which is what a factor of 1 means.
+    /// The last bytes of a region may be on one of them alone until the others are repaired. So at first no takeover
+    /// may do without any of them, which is what a factor of 1 means.
     pub fn recovered(lineage: Lineage, survivors: Config) -> View {
         let alone = Config {
             members: survivors.members.clone(),
@@ -81,7 +81,7 @@ impl View {
         }
     }
 
-    /// What somebody knows who was told the replicas of a history, and not which view it has reached.
+    /// The view of a caller that knows the replicas of a history, but not which view it has reached.
     pub fn assumed(lineage: Lineage, current: Config) -> View {
         View {
             lineage,
@@ -121,8 +121,8 @@ impl View {
             .all(|config| config.count(&has) >= config.consistency)
     }
 
-    /// Whether nothing that was acknowledged can have passed by these replicas: there are so many
-    /// that every write quorum has one of them in it.
+    /// Whether no acknowledged write can be missing from all of these replicas: there are so many that every write
+    /// quorum includes one of them.
     pub fn takeover_quorum(&self, has: impl Fn(ReplicaId) -> bool) -> bool {
         self.configs()
             .all(|config| config.count(&has) > config.members.len() - config.consistency)

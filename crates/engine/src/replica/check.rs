@@ -1,7 +1,7 @@
-//! The checker: what is the matter with a pool, without touching it.
+//! The checker: finds faults in a pool without touching it.
 //!
-//! It takes no lock and writes nothing, so it can look at a pool that is in use. What it finds there
-//! may be a growth, a creation or a removal on its way; such findings are notes.
+//! It takes no lock and writes nothing, so it can look at a pool that is in use. What it finds there may be an
+//! unfinished growth, creation or removal; such findings are notes.
 
 use std::collections::BTreeMap;
 use std::fmt;

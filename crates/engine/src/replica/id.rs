@@ -1,7 +1,7 @@
-//! The id of a pool: how a pool is told from an empty directory at the same path.
+//! The id of a pool tells it apart from an empty directory at the same path.
 //!
-//! A disk that is not mounted leaves its mount point behind, and that looks like a pool that was
-//! never used. Whoever remembers the id does not mistake the one for the other.
+//! A disk that is not mounted leaves its mount point behind, and that looks like a pool that was never used. A caller
+//! that remembers the id does not mistake one for the other.
 
 use std::fs::File;
 use std::io::{Read, Write};

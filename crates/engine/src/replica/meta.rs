@@ -1,5 +1,5 @@
-//! What a replica of a replicated volume keeps beside its bytes: promise, keys, stamps, stale regions,
-//! view and markers (`proto::Meta`).
+//! What a replica of a replicated volume keeps next to its bytes: promise, keys, stamps, stale regions, view and
+//! markers (`proto::Meta`).
 //!
 //! ```text
 //! NAME/meta.a, NAME/meta.b   everything, as of a sequence number
@@ -9,34 +9,33 @@
 //!   meta.a = one block, meta.log = blocks one after the other
 //! ```
 //!
-//! **A change is one write and one sync.** A region's first write in an epoch waits for one, so it must
-//! be short: a change has tens of bytes where everything may have megabytes. The log has its full length
-//! from the start and is written over again and again, so that such a sync has only the change to
-//! write, and nothing of the filesystem's own.
+//! **A change is one write and one sync.** A region's first write in an epoch waits for a change, so a change must be
+//! short: tens of bytes, where the whole may have megabytes. The log has its full length from the start and is
+//! overwritten in place, so that such a sync writes only the change and no meta data of the filesystem.
 //!
-//! **What counts** is the whole one of `meta.a` and `meta.b` with the larger number, and then the changes
-//! of the log whose numbers follow it without a gap, up to the first block that is not whole. A power loss
-//! during an append can only cut or garble the last block, which nobody has been told of. So a change is
-//! there as a whole or not at all.
+//! **What counts** is the intact one of `meta.a` and `meta.b` with the larger number, followed by the changes of the
+//! log whose numbers follow it without a gap, up to the first block that is not intact. A power loss during an append
+//! can only cut or garble the last block, which nobody has been told of. So a change is there as a whole or not at
+//! all.
 //!
-//! **When the log is full**, everything is written to both files, one after the other, each with a sync;
-//! then the log begins anew. A crash in between leaves at least one of them whole, and a log that goes on
-//! from the older of the two. What is left in the log does no harm: old blocks have numbers that are
-//! already in the files, and are passed over; and if a new block overwrites the first of them, the remains
-//! behind it do not have the number that follows. Flaws in one of the two files cost nothing at any time.
+//! **When the log is full**, everything is written to both files, one after the other, each with a sync; then the log
+//! begins again. A crash in between leaves at least one of them intact, and a log that continues from the older of the
+//! two. Leftovers in the log do no harm. Old blocks have numbers that are already in the files, and are skipped. If a
+//! new block overwrites the first of them, the remains behind it do not have the next number. Damage to one of the two
+//! files costs nothing at any time.
 //!
-//! **What must be there** stands in the superblock, where the identity is: the last promise, which is committed there
-//! before it is written here, and the number of the last change. The number is written with every change and
-//! without a sync, after the change is durable: so it is never ahead of what a power loss leaves, and a process that
-//! dies leaves it exact. Meta data that are missing, cut or older than that were lost, by a disk or by a person who
-//! restored a file. A replica without its memory may hold anything; it starts with *all* of its regions stale, in
-//! no history ([`Lineage::Unknown`]), and has no vote until it was repaired from the others. Only a
-//! replica that never promised anything to anybody is made again as if it were new.
+//! **What must be there** is recorded in the superblock, with the identity: the last promise, which is committed there
+//! before it is written here, and the number of the last change. The number is written with every change, without a
+//! sync, after the change is durable. So it is never ahead of what a power loss leaves, and it is exact after a
+//! process dies. Meta data that are missing, cut or older than that were lost, through a disk or a restored file. A
+//! replica without its memory may hold anything. It starts with *all* of its regions stale, in no history
+//! ([`Lineage::Unknown`]), and has no vote until it is repaired from the others. Only a replica that never made a
+//! promise is made again as if it were new.
 //!
-//! The files are made under another name, synced and renamed, so that what has its name is whole.
+//! The files are made under another name, synced and renamed, so a file with the right name is whole.
 //!
-//! The size is the superblock's business: a larger one is committed there first, and whoever opens takes
-//! the larger of the two.
+//! The size belongs to the superblock: a larger size is committed there first, and opening takes the larger of the
+//! two.
 
 use std::fs::File;
 use std::io::{self, Read};

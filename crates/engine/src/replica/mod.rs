@@ -16,17 +16,14 @@
 //!
 //! # Why it looks like this
 //!
-//! **The size is what the superblock says.** It is one number in one block that is written with one
-//! sync. The length of `data` is not the size: a length becomes durable whenever the filesystem
-//! pleases, a superblock becomes durable when we say so.
+//! **The size is what the superblock says.** It is one number in one block that is written with one sync. The length
+//! of `data` is not the size: a length becomes durable whenever the filesystem pleases, a superblock when we say so.
 //!
-//! **Two superblocks in two files.** A write that is cut by a power loss can ruin the block that it
-//! was writing, so there must be another one. Two files and not two halves of one file, because a
-//! file is also the unit in which things go wrong above the block: an inode is lost, a file is
-//! truncated, copied over or deleted by hand. Both files are written in full at creation, so that a
-//! later superblock overwrites a block that the filesystem has already allocated, and a growth
-//! succeeds on a pool that is full to the last block. (A filesystem that copies on write may still
-//! want a block.)
+//! **Two superblocks in two files.** A write that is cut by a power loss can ruin the block that it was writing, so
+//! there must be another one. They are two files, not two halves of one file, because things also go wrong with whole
+//! files: an inode is lost, or a file is truncated, overwritten or deleted by hand. Both files are written in full at
+//! creation. So a later superblock overwrites a block that the filesystem has already allocated, and a growth succeeds
+//! on a pool that is full to the last block. (A filesystem that copies on write may still want a block.)
 //!
 //! **The data is a file that ordinary tools read**: `cp --sparse`, `losetup`, `qemu-img`, `xxd`.
 //! Somebody who has lost everything but the disk can still mount it.
@@ -45,49 +42,44 @@
 //!   slot a: write the same superblock, no sync    (a6 b6): a flaw in one no longer costs a size
 //! ```
 //!
-//! One sync is enough. After a crash `data` may be shorter than the durable superblock says, because
-//! its length was not synced. It is then extended again when the replica is opened. No byte is lost
-//! by that: a byte in the new range is acknowledged as durable only after a sync of `data`, and that
-//! sync makes the length durable with it. A superblock remembers to what length `data` has been
-//! synced by this module, which a served replica raises before it answers the first flush after a growth.
-//! A file shorter than *that* was cut by something else. It is refused rather than padded with zeros that nobody
-//! wrote; a served replica, which has others to be repaired from, forgets first what it held (module `meta`).
+//! One sync is enough. After a crash `data` may be shorter than the durable superblock says, because its length was
+//! not synced. It is then extended when the replica is opened. That loses no byte: a byte in the new range is
+//! acknowledged as durable only after a sync of `data`, and that sync makes the length durable too. A superblock
+//! records the length to which this module has synced `data`; a served replica raises it before it answers the first
+//! flush after a growth. A file shorter than *that* was cut by something else. It is refused rather than padded with
+//! zeros that nobody wrote. A served replica, which can be repaired from others, first forgets what it held (module
+//! `meta`).
 //!
 //! The second, unsynced write never endangers the first: it goes to the slot that did not commit,
 //! and the next growth commits by overwriting that same slot. The slot that committed last is not
 //! touched before the other has committed.
 //!
-//! A thick growth allocates the range first and syncs `data` before the commit, because there the
-//! allocation itself is what is promised. If there is no space, `data` is cut back to the length
-//! that it had, which is never below the size.
+//! A thick growth allocates the range first and syncs `data` before the commit, because there the allocation itself is
+//! the promise. If there is no space, `data` is cut back to its former length, which is never below the size.
 //!
 //! # How it recovers
 //!
-//! A process can die between a write and its sync. What it wrote is then visible in the page cache
-//! to its successor and yet not on the disk, and whoever acts on it could see the size go back after
-//! a power loss. So opening syncs first, drops the clean pages, and believes only what it reads
-//! then. An unusable superblock is rewritten from the good one, with a warning. If both are
-//! unusable, nothing is touched.
+//! A process can die between a write and its sync. Its successor then sees the write in the page cache although it is
+//! not on the disk. If it acted on that, the size could go back after a power loss. So opening syncs first, drops the
+//! clean pages, and believes only what it reads then. An unusable superblock is rewritten from the good one, with a
+//! warning. If both are unusable, nothing is touched.
 //!
-//! Creation happens under a temporary name and is published by a rename; removal is unpublished by a
-//! rename before anything is unlinked. What has a plain name is therefore whole. Leftovers of both
-//! kinds are cleaned when the pool is opened.
+//! Creation happens under a temporary name and is published by a rename; removal renames before it unlinks anything.
+//! So whatever has a plain name is whole. Leftovers of both kinds are removed when the pool is opened.
 //!
 //! # Which pool it is
 //!
-//! A path is not a pool: if a disk is not mounted, its mount point is an empty directory, in which
-//! every replica would count as absent and could be made anew. So a pool has an id of its own, and
-//! [`Pool::open_known`] refuses a directory without the id that the caller remembers before it makes
-//! anything there. An open pool goes on with the directory that it has opened, whatever is mounted
-//! over the path later; [`Pool::is_current`] tells.
+//! A path is not a pool. If a disk is not mounted, its mount point is an empty directory, in which every replica would
+//! seem to be absent and could be made again. So a pool has an id of its own. [`Pool::open_known`] refuses a directory
+//! without the id that the caller remembers before it makes anything there. An open pool keeps the directory that it
+//! has opened, whatever is mounted over the path later; [`Pool::is_current`] tells.
 //!
 //! # Who owns what
 //!
-//! A [`Pool`] holds the lock, and so does every [`Replica`] that came from it. All handles on one
-//! replica share one state, so that two of them cannot write superblocks past each other, and a
-//! handle on a removed replica says so instead of growing an unlinked file. A replica that is served
-//! belongs to the process that serves it (module `serve`): beside it a pool still makes, removes,
-//! counts and measures.
+//! A [`Pool`] holds the lock, and so does every [`Replica`] that came from it. All handles on one replica share one
+//! state. So two of them cannot overwrite each other's superblocks, and a handle on a removed replica says so instead
+//! of growing an unlinked file. A served replica belongs to the process that serves it (module `serve`); a pool can
+//! still make, remove, count and measure replicas next to it.
 //!
 //! Deliberately absent: shrinking.
 

@@ -1,13 +1,13 @@
-//! How far a replica's bytes are, as a process remembers it for its successor.
+//! How far a replica's bytes are, left by a process for its successor.
 //!
 //! ```text
 //! NAME/note   magic "TRLN" │ CRC32C u32 of what follows │ boot id, 16 bytes │ epoch u64 │ number u64
 //! ```
 //!
-//! It is written without a sync, before anybody is told that the bytes are there. It survives the
-//! process as the bytes do: in the kernel's memory. When that is lost, both may be, and not together;
-//! so a note of another run of the kernel does not count, and the durable key does. A note that is missing or
-//! damaged is as one of another run: what was flushed is proven without it.
+//! It is written without a sync, before anybody is told that the bytes are there. It survives the process as the bytes
+//! do, in the kernel's memory. When that memory is lost, each of the two may be lost without the other. So a note of
+//! another run of the kernel does not count, and the durable key does. A missing or damaged note is treated like one
+//! of another run: what was flushed is proven without it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,7 +1,7 @@
 //! The two superblock files of a replica: which one counts, and how the next one is committed.
 //!
-//! Invariant: the slot that committed last is not written before the other slot has committed. So
-//! there is at every moment one slot on the disk that is whole and no older than the last commit.
+//! Invariant: the slot that committed last is not written before the other slot has committed. So at every moment one
+//! slot on the disk is whole and no older than the last commit.
 
 use std::fs::File;
 use std::io;

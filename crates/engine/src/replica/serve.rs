@@ -1,9 +1,9 @@
-//! Opening one replica by its directory, without its pool: by the process that serves it.
+//! Opening one replica by its directory, without its pool, in the process that serves it.
 //!
-//! A pool belongs to the agent, which holds the pool's lock. A replica that is served lives in a
-//! process of its own, so that neither stops with the other. That process holds a lock on the
-//! replica's directory as long as it lives; the agent makes, removes, counts and measures replicas
-//! beside it, and is refused ([`Error::ReplicaServed`]) where it would change what is served.
+//! A pool belongs to the agent, which holds the pool's lock. A served replica has a process of its own, so that
+//! neither stops with the other. That process holds a lock on the replica's directory as long as it lives. The agent
+//! can still make, remove, count and measure replicas, and is refused ([`Error::ReplicaServed`]) where it would change
+//! what is served.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! One replica: its size, how it is measured and how it is raised.
+//! One replica: its size, measured and raised.
 
 use std::fmt;
 use std::fs::File;

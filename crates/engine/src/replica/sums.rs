@@ -1,4 +1,4 @@
-//! The file with the sums of a replica's blocks. What they mean is argued in [`crate::sums`].
+//! The file with the checksums of a replica's blocks. [`crate::sums`] argues what they mean.
 //!
 //! ```text
 //! NAME/sums   0     header, 512 bytes      2048  header, the other one
@@ -7,9 +7,9 @@
 //!   header = magic "TRLS" │ CRC32C u32 of what follows │ sequence u64 │ settled epoch u64 │ coverage u8
 //! ```
 //!
-//! The slots of a region are 2 KiB that never cross a page, so that a process that is killed has stored all
-//! slots of a write or none. A header is written over the older of the two and synced; the one with the larger
-//! sequence counts. If neither is whole, the sums say nothing, and begin anew.
+//! The slots of a region are 2 KiB that never cross a page, so a killed process has stored all slots of a write or
+//! none. A new header overwrites the older of the two and is synced; the one with the larger sequence counts. If
+//! neither is whole, the sums say nothing and start again.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -192,19 +192,10 @@ impl SumFile {
         Ok(())
     }
 
-    /// Does something with the part of the file that has the slots of these blocks: where it begins, and its length.
-    pub(crate) fn with_slots_of(
-        &self,
-        first: u64,
-        count: usize,
-        work: impl FnOnce(&File, u64, u64) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let bytes = count * SLOT_BYTES;
-        work(
-            &self.file,
-            place_of(first),
-            u64::try_from(bytes).unwrap_or(0),
-        )
+    /// The file, and where in it the slots of these blocks are: the offset and the length.
+    pub(crate) fn place_of_slots(&self, first: u64, count: usize) -> (&File, u64, u64) {
+        let bytes = u64::try_from(count * SLOT_BYTES).unwrap_or(u64::MAX);
+        (&self.file, place_of(first), bytes)
     }
 
     /// Makes the slots durable.

@@ -1,7 +1,7 @@
-//! The superblock: one block of 4 KiB that says whose bytes a replica holds and how many.
+//! The superblock: one block of 4 KiB that says which bytes a replica holds and how many.
 //!
-//! This file knows the bytes and nothing about files. Everything that is decoded has passed the
-//! checksum and the checks that [`Superblock::encode`] asserts before it writes.
+//! This file knows the encoding and nothing about files. Everything that is decoded has passed the checksum and the
+//! checks that [`Superblock::encode`] asserts before it writes.
 
 use std::fmt;
 
@@ -33,8 +33,8 @@ const COUNTER_MAX: u64 = 1 << 62;
 
 const _: () = assert!(size_of::<OnDisk>() == LENGTH && BLOCK.get() == 4096);
 
-/// Format version 2, and version 1 with zeros behind the slot. All numbers are little-endian. The checksum is the CRC32C of the whole block
-/// with the checksum's own field zero.
+/// Format version 2, and version 1 with zeros behind the slot. All numbers are little-endian. The checksum is the
+/// CRC32C of the whole block with the checksum's own field zero.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct OnDisk {

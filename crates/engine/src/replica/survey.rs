@@ -1,11 +1,11 @@
-//! What copies are on a pool, told by themselves: for whoever has lost everything but the pool.
+//! Which copies are on a pool, according to the copies themselves: for a person who has lost everything but the pool.
 //!
 //! ```text
 //! POOL/replicas/NAME/about.json    names, class and the like, for people and for a new store
 //! ```
 //!
-//! What the file says is the caller's business; this module keeps it whole. It takes no lock and changes nothing in a
-//! survey, so a pool that is in use can be looked at.
+//! The caller decides what the file says; this module keeps it whole. A survey takes no lock and changes nothing, so
+//! it can look at a pool in use.
 
 use std::fs::File;
 use std::io::{Read, Write};

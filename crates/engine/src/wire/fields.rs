@@ -5,9 +5,9 @@ use bytes::{Bytes, BytesMut};
 use super::PAYLOAD_BYTES_MAX;
 use super::cursor::{Cursor, Writer};
 use crate::proto::{
-    Answer, BLOCKS_PER_REGION_MAX, Body, Config, Content, Entry, EntryOp, Envelope, Forget,
-    JoinTerms, Lineage, Promise, REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault,
-    RegionState, Request, SNAPSHOTS_MAX, SnapshotRecord, Surveyed, View, Welcome,
+    Answer, BLOCKS_PER_REGION_MAX, Body, Config, Content, Entry, EntryOp, Envelope, JoinTerms,
+    Lineage, Past, Promise, REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState,
+    Request, SNAPSHOTS_MAX, SnapshotRecord, Surveyed, View, Welcome,
 };
 
 /// Writes the fields behind `out` and returns the payload.
@@ -74,10 +74,10 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             put_view(to, &terms.view);
             to.list(&terms.snapshots, put_snapshot);
             // Said only where it is so: older replicas do not know it.
-            match terms.forget {
-                Forget::Nothing => {}
-                Forget::Everything => to.u8(1),
-                Forget::EverythingBefore => to.u8(2),
+            match terms.past {
+                Past::Counts => {}
+                Past::Void => to.u8(1),
+                Past::VoidBeforeBeginning => to.u8(2),
             }
         }
         Request::Resume => to.u8(5),
@@ -157,6 +157,7 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             to.u64(*offset);
             to.u64(*length);
         }
+        Request::Call => to.u8(16),
     }
     Bytes::new()
 }
@@ -179,11 +180,11 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
             size_version: from.u64()?,
             view: view(from)?,
             snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
-            forget: match from.0.is_empty() {
-                true => Forget::Nothing,
+            past: match from.0.is_empty() {
+                true => Past::Counts,
                 false => match from.u8()? {
-                    1 => Forget::Everything,
-                    2 => Forget::EverythingBefore,
+                    1 => Past::Void,
+                    2 => Past::VoidBeforeBeginning,
                     _ => return None,
                 },
             },
@@ -231,6 +232,7 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
             offset: from.u64()?,
             length: from.u64()?,
         },
+        16 => Request::Call,
         _ => return None,
     })
 }
@@ -384,6 +386,7 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u64(*tag);
             to.flag(*granted);
         }
+        Answer::Heard => to.u8(81),
     }
     Bytes::new()
 }
@@ -448,6 +451,7 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
             tag: from.u64()?,
             granted: from.flag()?,
         },
+        81 => Answer::Heard,
         _ => return None,
     })
 }

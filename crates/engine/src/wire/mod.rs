@@ -7,20 +7,20 @@
 //!   …  payload: the bytes of a write, of a read or of a repair, never copied
 //! ```
 //!
-//! Kind 0 is a message. Kind 1 is a message whose checksum does not cover the payload: between processes of
-//! one machine, where bytes do not change on the way and three copies would be summed up six times.
+//! Kind 0 is a message. Kind 1 is a message whose checksum does not cover the payload. It is used between processes on
+//! one machine, where bytes do not change on the way and three copies would cost six more sums.
 //!
-//! The others exist between processes of one machine only. Kind 2 is said once by a replica: where its data
-//! file is. Then the volume says kind 3, where memory is that it lends, and the replica, if it sees that
-//! memory, kind 4. From then on a message may be of kind 5: its payload is twelve bytes that say where in
-//! that memory the payload is (u64), and how long (u32).
+//! Kinds 2 to 5 exist only between processes on one machine. A replica sends kind 2 once: where its data file is. Then
+//! the volume sends kind 3, where the memory is that it lends, and the replica sends kind 4 if it can see that memory.
+//! From then on a message may be of kind 5: its payload is twelve bytes that say where in that memory the real payload
+//! is (u64), and how long it is (u32).
 //!
-//! Kind 6 says what the sender knows beyond the first version: a set of bits. A volume says it first of all, a
-//! replica only in answer to that. Whoever does not know this kind hangs up, and is spoken to without it.
+//! Kind 6 is a set of bits that says what the sender knows beyond the first version. A volume sends it first of all, a
+//! replica only in answer to that. A peer that does not know this kind hangs up; the volume then connects without it.
 //!
-//! All numbers are little-endian. A frame is read in two steps: the header says how long the rest is,
-//! and is refused if that is too long, before anything is allocated; then the rest. Nothing that a
-//! peer sends panics, and a decoded list is never longer than the bytes that it came in.
+//! All numbers are little-endian. A frame is read in two steps. The header says how long the rest is, and is refused
+//! if that is too long, before anything is allocated; then the rest is read. Nothing that a peer sends panics, and a
+//! decoded list is never longer than the bytes that it came in.
 
 mod cursor;
 mod fields;
@@ -58,6 +58,10 @@ const KIND_KNOWS: u16 = 6;
 
 /// Bit of kind 6: blocks are compared with their sums on demand (`Verify`, `Salvage`, `RepairPart`).
 pub const KNOWS_SUMS: u32 = 1;
+/// Bit of kind 6: calls are answered (`Call`).
+pub const KNOWS_CALLS: u32 = 2;
+/// All that is known here.
+pub const KNOWS_ALL: u32 = KNOWS_SUMS | KNOWS_CALLS;
 
 /// What stands for a payload that was lent.
 const LENT_BYTES: usize = 12;

@@ -1,7 +1,6 @@
 //! CHAP, in one direction or both.
 //!
-//! The algorithms are MD5 (5), which every initiator has, and SHA-256 (7), which is taken when it is
-//! offered.
+//! The algorithms are MD5 (5), which every initiator has, and SHA-256 (7), which is preferred when it is offered.
 
 use md5::Md5;
 use sha2::{Digest, Sha256};
@@ -49,7 +48,7 @@ impl Chap {
         })
     }
 
-    /// As well, we prove `user` with `secret` to an initiator that asks.
+    /// In addition, we prove `user` with `secret` to an initiator that asks.
     ///
     /// # Errors
     /// The secret is too short or too long, or is the initiator's: it could then be reflected.
@@ -132,7 +131,7 @@ pub struct Exchange {
 pub type Pairs = Vec<(&'static str, String)>;
 
 impl Exchange {
-    /// Begin, with the algorithms that the initiator offers in `CHAP_A`. Answers also what to send.
+    /// Begin, with the algorithms that the initiator offers in `CHAP_A`. Also returns what to send.
     ///
     /// # Errors
     /// There is no algorithm in common, or the system gives no randomness.
@@ -155,7 +154,7 @@ impl Exchange {
         Ok((exchange, pairs))
     }
 
-    /// Check the initiator's response; answers what to send, which is our own proof if it was asked for.
+    /// Check the initiator's response. Returns what to send, which is our own proof if it was requested.
     ///
     /// # Errors
     /// The name or the response is wrong, our challenge was sent back to us, or our proof is asked for

@@ -1,4 +1,4 @@
-//! The login phase: who is there, what they prove, what is agreed.
+//! The login phase: identity, authentication, negotiation.
 //!
 //! ```text
 //!   first PDU ──► security (0) ──► operational (1) ──► full feature (3)
@@ -8,7 +8,7 @@
 //!                         never the proof where one is asked for
 //! ```
 //!
-//! Everything that is wrong ends the login with a status; nothing is repaired.
+//! Any mistake ends the login with a status; nothing is repaired.
 
 mod chap;
 mod negotiate;

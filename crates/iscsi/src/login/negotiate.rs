@@ -1,4 +1,4 @@
-//! The operational parameters and how each is agreed.
+//! The operational parameters, and how each is negotiated.
 
 use crate::limits::{
     FIRST_BURST_BYTES_MAX, MAX_BURST_BYTES_MAX, OUTSTANDING_R2T_MAX, RECV_SEGMENT_BYTES_MAX,

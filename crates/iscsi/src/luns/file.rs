@@ -50,8 +50,8 @@ fn error_of(error: Errno) -> LunError {
 }
 
 impl FileLun {
-    /// Open or make a file of at least `size` bytes. With `inline`, calls are made where they are asked
-    /// for: right for a file in memory, wrong for a disk.
+    /// Open or make a file of at least `size` bytes. With `inline`, system calls are made on the calling thread: right
+    /// for a file in memory, wrong for a disk.
     ///
     /// # Errors
     /// The file cannot be opened or extended.

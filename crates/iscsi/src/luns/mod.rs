@@ -1,4 +1,4 @@
-//! Volumes for tests and measurements: in memory, in a plain file, and nowhere.
+//! Volumes for tests and measurements: in memory, in a plain file, and with nothing behind them.
 
 mod file;
 mod null;

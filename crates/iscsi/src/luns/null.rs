@@ -1,5 +1,5 @@
-//! A volume with nothing behind it: what is written is forgotten, and one piece of memory answers every read.
-//! It shows what the protocol alone can do.
+//! A volume with nothing behind it: writes are discarded, and one piece of memory answers every read. It shows what
+//! the protocol alone can do.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,6 @@
 //! A sparse volume in memory. It answers everything at once.
 //!
-//! Pages are immutable once written and replaced by writes, so that a read hands out what is there
-//! without a copy.
+//! Pages are immutable once written, and writes replace them. So a read hands out the page without a copy.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

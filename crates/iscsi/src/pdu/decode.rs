@@ -98,10 +98,9 @@ impl Decoder {
         }
     }
 
-    /// The next PDU, or `None` when more has to be read first. Makes room in `input` for the rest of a
-    /// PDU that has begun, so that its segment is received into one piece of memory; the room is
-    /// bounded by what was agreed, not by what the header says. The rest of a long segment may be put into
-    /// [`Decoder::room`] instead.
+    /// The next PDU, or `None` when more has to be read first. Makes room in `input` for the rest of a PDU that has
+    /// begun, so that its segment is received into one piece of memory. The room is bounded by what was negotiated,
+    /// not by what the header says. The rest of a long segment may go into [`Decoder::room`] instead.
     ///
     /// # Errors
     /// The stream cannot be trusted any more, or asks for more than was agreed.
@@ -240,8 +239,8 @@ impl Decoder {
         }
     }
 
-    /// How much should be read at a time while there is no [`Decoder::room`]: after a long segment only a header, so
-    /// that the next long one can be received to where it stays.
+    /// How much to read at a time while there is no [`Decoder::room`]. After a long segment that is only a header, so
+    /// that the next long one can be received where it stays.
     pub fn read_bytes(&self) -> usize {
         if self.was_long {
             HEADER_BYTES + if self.header_digest { DIGEST_BYTES } else { 0 }
@@ -250,7 +249,7 @@ impl Decoder {
         }
     }
 
-    /// The header of the data that does not have its checksum, after [`Disconnect::DataDigest`].
+    /// The header of the data whose checksum was wrong, after [`Disconnect::DataDigest`].
     pub fn spoilt(&self) -> Option<&[u8; HEADER_BYTES]> {
         self.spoilt.as_ref()
     }

@@ -1,4 +1,4 @@
-//! What is to be sent: a queue of pieces, written by the kernel in one call.
+//! The send queue: a list of pieces that the kernel writes in one call.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -11,7 +11,7 @@ use crate::lun::Span;
 
 /// Memory for headers is taken in pieces of this size.
 const ARENA_BYTES: usize = 16 * 1024;
-/// A piece of data up to this size is copied behind its header: cheaper than a slice of its own.
+/// A piece of data up to this size is copied behind its header: that is cheaper than a separate slice.
 const INLINE_BYTES_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -79,8 +79,8 @@ impl Outbox {
         self.cut();
     }
 
-    /// Append a PDU whose data lies in a file, and is not looked at here: it has no checksum, so that must not have
-    /// been agreed.
+    /// Append a PDU whose data lies in a file and is not read here. It has no checksum, so data digests must not have
+    /// been negotiated.
     pub fn push_span(&mut self, header: [u8; HEADER_BYTES], data: Span) {
         debug_assert!(!self.data_digest, "a checksum needs the bytes");
         let pad = data.len.next_multiple_of(4) - data.len;
@@ -118,7 +118,7 @@ impl Outbox {
         }
     }
 
-    /// Fill `slices` with the first pieces that are in memory; answers how many, and whether data in a file follows
+    /// Fill `slices` with the first pieces that are in memory. Returns how many, and whether data in a file follows
     /// them.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> (usize, bool) {
         let mut count = 0;
@@ -158,8 +158,8 @@ impl Outbox {
         }
     }
 
-    /// Everything that waits, in one piece: for tests and for callers without vectored writes. Ends early where a
-    /// file cannot be read.
+    /// The whole queue in one piece, for tests and for callers without vectored writes. Ends early where a file cannot
+    /// be read.
     pub fn take(&mut self) -> Bytes {
         let mut all = BytesMut::new();
         for piece in std::mem::take(&mut self.pieces) {

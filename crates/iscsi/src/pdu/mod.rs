@@ -1,7 +1,6 @@
-//! PDUs: the 48-byte headers as types, framing with its checksums, and the queue of what is to be sent.
+//! PDUs: the 48-byte headers as types, framing with its checksums, and the send queue.
 //!
-//! Payloads are slices of the buffer that they were received into, or of what a volume answered: they
-//! are not copied here.
+//! Payloads are slices of the receive buffer, or of a volume's answer. They are not copied here.
 
 pub mod header;
 

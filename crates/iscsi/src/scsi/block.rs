@@ -138,8 +138,8 @@ impl Place<'_> {
         ))
     }
 
-    /// What the initiator sent for a range; it may have announced less than the command names, and then
-    /// only whole blocks of it count.
+    /// What the initiator sent for a range. It may have announced less than the command names; then only whole blocks
+    /// of it count.
     fn sent(&self, bytes: Bytewise, data: &Chunks) -> Result<u64, Sense> {
         let len = u64::try_from(chunks_len(data)).map_err(|_| Sense::INVALID_FIELD_IN_CDB)?;
         if len > bytes.len || len % self.block() != 0 {
@@ -440,7 +440,7 @@ fn set_bits(bytes: &mut [u8], ones: &[u8]) {
     }
 }
 
-/// Set bits, as one step to all others: the result is written only if nobody wrote in between.
+/// Set bits atomically: the result is written only if nobody wrote in between.
 async fn or_write(lun: &dyn Lun, offset: u64, ones: &Bytes, fua: bool) -> Outcome {
     let len = u32::try_from(ones.len()).unwrap_or(u32::MAX);
     for _ in 0..OR_WRITE_TRIES {

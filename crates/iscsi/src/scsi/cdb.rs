@@ -1,7 +1,7 @@
-//! Command descriptor blocks, read into what they ask for.
+//! Command descriptor blocks, parsed into commands.
 //!
-//! Reading checks only the CDB itself. Whether a range is inside the volume, whether the volume may be
-//! written and so on is decided when the command runs.
+//! Parsing checks only the CDB itself. Whether a range is inside the volume, whether the volume may be written and so
+//! on is decided when the command runs.
 
 use super::sense::Sense;
 

@@ -1,7 +1,7 @@
-//! SCSI: what a command means and what becomes of it.
+//! SCSI: what a command means and how it ends.
 //!
-//! [`start`] decides everything that can be decided at once; only what the volume has to do can take
-//! time, and then the rest of the command is a future that knows nothing of sessions or sockets.
+//! [`start`] decides everything that can be decided at once. Only the volume's work can take time; then the rest of
+//! the command is a future that knows nothing of sessions or sockets.
 
 pub mod cdb;
 pub mod mode;
@@ -162,7 +162,7 @@ pub struct Request {
     pub data: Chunks,
     /// How much the initiator announced that it would send.
     pub announced: u32,
-    /// Whether data may be sent from where it lies: nobody has to compute a checksum of it.
+    /// Whether data may be sent from where it lies, because no checksum of it is needed.
     pub spans: bool,
 }
 

@@ -5,7 +5,7 @@ use super::sense::Sense;
 /// What the pages show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModeState {
-    /// The volume may not be written to, whoever says so.
+    /// The volume is write-protected, for whatever reason.
     pub write_protected: bool,
     /// Acknowledged writes may be lost until a flush.
     pub volatile_cache: bool,

@@ -1,4 +1,4 @@
-//! REPORT SUPPORTED OPERATION CODES: the list of commands, and which bits of each CDB we look at.
+//! REPORT SUPPORTED OPERATION CODES: the list of commands, and the bits of each CDB that we use.
 
 use super::sense::Sense;
 

@@ -1,6 +1,6 @@
 //! Persistent reservations (SPC-4), as a state without I/O.
 //!
-//! They live as long as the target: persistence over a power loss is not offered (PTPL_C is 0).
+//! They last as long as the target: persistence across a power loss is not offered (PTPL_C is 0).
 
 use std::sync::Arc;
 

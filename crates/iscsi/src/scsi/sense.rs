@@ -15,7 +15,7 @@ pub mod key {
     pub const MISCOMPARE: u8 = 0xe;
 }
 
-/// A reason. It says nothing of our insides: no paths, no addresses, no error numbers.
+/// A reason. It reveals nothing internal: no paths, no addresses, no error numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
     /// The kind of failure.

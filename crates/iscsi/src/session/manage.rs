@@ -1,8 +1,7 @@
 //! Task management: aborting commands here and in other sessions, and resets.
 //!
-//! A command that the volume is working on cannot be taken back. It is marked, its status is not sent,
-//! and the answer to the task management function waits until it is over: after the answer nothing of
-//! it can happen any more.
+//! A command that the volume is working on cannot be taken back. It is marked, and its status is not sent. The answer
+//! to the task management function waits until the command has ended; after the answer it can have no further effect.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -160,7 +159,7 @@ impl Full {
         }
     }
 
-    /// PREEMPT AND ABORT: the command is answered when the tasks of the preempted ports are over.
+    /// PREEMPT AND ABORT: the command is answered when the tasks of the preempted ports have ended.
     pub(super) fn abort_ports_first(
         &mut self,
         line: &mut Line,

@@ -1,4 +1,4 @@
-//! A connection, without I/O: PDUs go in, PDUs come out, and what takes time is handed out as futures.
+//! A connection, without I/O: PDUs go in, PDUs come out, and slow work is handed out as futures.
 //!
 //! ```text
 //!            ┌──────────── login ────────────┐      ┌─ an older session of the
@@ -173,7 +173,7 @@ impl Connection {
         decoded
     }
 
-    /// Where the next bytes from the peer belong, if not into the input of [`Connection::decode`]; to be told with
+    /// Where the next bytes from the peer belong, if not into the input of [`Connection::decode`]. Report them with
     /// [`Connection::filled`].
     pub fn room(&mut self) -> Option<&mut [u8]> {
         self.decoder.room()
@@ -207,7 +207,7 @@ impl Connection {
         }
     }
 
-    /// Start what can be started: to be called when commands have come or the outbox has been written.
+    /// Start what can be started. Call it when commands have come or the outbox has been written.
     pub fn pump(&mut self) {
         if let Phase::Full(full) = &mut self.phase {
             full.pump(&mut self.line);
@@ -224,7 +224,7 @@ impl Connection {
         self.line.running.pop_front()
     }
 
-    /// Something that took time is over.
+    /// A future has finished.
     ///
     /// # Errors
     /// The connection has to end, after the outbox has been written.

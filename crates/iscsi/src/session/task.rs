@@ -160,8 +160,8 @@ impl Tasks {
         self.waiting.push_back(itt);
     }
 
-    /// The next command that has been given room for all of its data. First come, first served: a
-    /// command never holds a part of the room while it waits for the rest.
+    /// The next command that has been given room for all of its data. First come, first served: a command never holds
+    /// a part of the room while it waits for the rest.
     pub fn give_room(&mut self) -> Option<u32> {
         let itt = *self.waiting.front()?;
         let task = self.open.get_mut(&itt)?;
@@ -205,7 +205,7 @@ impl Tasks {
         }
     }
 
-    /// Whether no ordered command stands in the way, and an ordered one has nobody before it.
+    /// Whether no ordered command is in the way; an ordered one must have nothing before it.
     fn in_order(&self, itt: u32) -> bool {
         let Some(task) = self.open.get(&itt) else {
             return false;

@@ -1,4 +1,4 @@
-//! The command window: which command numbers are taken now, later, or not at all.
+//! The command window: which command numbers are accepted now, later, or not at all.
 //!
 //! Numbers are compared as serial numbers (RFC 1982): they wrap.
 
@@ -11,7 +11,7 @@ pub enum Place {
     Next,
     /// It is inside the window, but others come first.
     Early,
-    /// It has been used, or was never offered: the command is dropped without an answer.
+    /// The number was used before, or was never offered: the command is dropped without an answer.
     Outside,
 }
 

@@ -1,4 +1,4 @@
-//! ext4 and ext3: block groups of a size that the block size decides.
+//! ext4 and ext3: block groups, whose size depends on the block size.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -37,8 +37,8 @@ const EXT3_BYTES_MAX: u64 = (1 << 44) - BLOCK;
 const GROWTH_FACTOR: u64 = 1024;
 /// A block group, which one block's bitmap describes.
 const GROUP_BYTES: u64 = BLOCK * 8 * BLOCK;
-/// One inode for so many bytes is what mke2fs makes by default; twice and four times as many for big and
-/// huge devices. Fewer for a longer growth would run out of inodes where nobody expects it.
+/// mke2fs makes one inode per this many bytes by default, and one per two and four times as many on big and huge
+/// devices. Fewer inodes, with a longer growth in mind, would run out by surprise.
 const BYTES_PER_INODE: u64 = 16_384;
 const BIG_BYTES: u64 = 4 << 40;
 const HUGE_BYTES: u64 = 16 << 40;
@@ -72,7 +72,7 @@ pub struct ExtGeometry {
     pub descriptors_in_block: u32,
     /// Blocks reserved for descriptors of later groups.
     pub reserved_descriptor_blocks: u16,
-    /// The number of descriptor blocks beside each copy of the superblock, where it does not grow.
+    /// The number of descriptor blocks behind each copy of the superblock, where it does not grow.
     pub fixed_descriptor_blocks: Option<u32>,
     /// Whether only some groups have a copy of the superblock.
     pub sparse_copies: bool,
@@ -89,8 +89,8 @@ impl ExtGeometry {
         Bytes::new(self.blocks.saturating_mul(u64::from(self.block)))
     }
 
-    /// Whole blocks, and no last group with hardly any room beside its own tables: it is left off,
-    /// by the rule that mke2fs and resize2fs follow.
+    /// Whole blocks. A last group with hardly any room besides its own tables is left off, by the rule of mke2fs and
+    /// resize2fs.
     pub(super) fn largest_fit(&self, device: Bytes) -> Bytes {
         let (block, group) = (
             u64::from(self.block).max(1),
@@ -148,8 +148,8 @@ impl ExtGeometry {
         !self.sparse_copies || group <= 1 || [3, 5, 7].into_iter().any(is_power_of)
     }
 
-    /// The largest it can ever be: without the `64bit` feature a block's number has 32 bits, and with
-    /// it an inode's number still has; every group brings its inodes.
+    /// The largest possible size. Without the `64bit` feature a block number has 32 bits. With it, an inode number
+    /// still has, and every group adds its inodes.
     pub(super) fn limit(&self) -> Bytes {
         let groups = u64::from(u32::MAX) / u64::from(self.inodes_in_group).max(1);
         let by_inodes =
@@ -171,8 +171,8 @@ impl ExtGeometry {
     }
 }
 
-/// Whether the superblock on the device records errors now, which may be later than any geometry was
-/// read; unreadable is not recorded.
+/// Whether the superblock on the device records errors now, which may be later than the geometry was read. An
+/// unreadable one records none.
 pub(super) fn errors_on(device: &Path) -> bool {
     let read = || -> Option<bool> {
         let mut bytes = vec![0; SUPERBLOCK_BYTES];
@@ -244,10 +244,10 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<Option<ExtGeometry>>> {
     Some(Superblock { geometry, state })
 }
 
-/// The arguments that make an ext filesystem for a thousandfold growth: room for the descriptors, and
-/// the inodes of a group and the journal, which are fixed for life, as for the size to come rather than
-/// for the present one. Nothing is discarded, and the inode tables and the journal are left to the kernel
-/// to zero, so that a sparse file stays sparse and making it takes no longer for a large one.
+/// The arguments that make an ext filesystem for a thousandfold growth. The descriptor reserve, the inodes of a group
+/// and the journal are fixed for life, so they are chosen for the future size. Nothing is discarded, and the kernel
+/// zeroes the inode tables and the journal later. So a sparse file stays sparse, and a large filesystem takes no
+/// longer to make.
 pub(super) fn make_arguments(kind: FilesystemKind, device_size: Bytes, uuid: Uuid) -> Vec<String> {
     let size = device_size.get();
     // Descriptors have 64 bytes with the `64bit` feature and 32 without.

@@ -11,7 +11,7 @@ use crate::error::{Context, Error, Result};
 use crate::exec::Program;
 use crate::sys::block;
 
-/// Making a filesystem writes little; a device that has not taken it by then does not answer.
+/// Making a filesystem writes little. A device that has not taken it within this time does not answer.
 const TIME_MAX: Duration = Duration::from_secs(300);
 
 /// The program that makes a filesystem of that kind.
@@ -43,9 +43,8 @@ fn make_arguments(kind: FilesystemKind, device_size: Bytes, uuid: Uuid) -> Vec<S
 /// Makes a filesystem of that identity on the whole device, with a geometry that can grow, and reads
 /// it back.
 ///
-/// The caller answers for the content: [`crate::volume::ensure_filesystem`] is the way that checks it
-/// first. `overwrite` lets the program replace what it finds; without it xfs and btrfs look once more
-/// themselves.
+/// The caller is responsible for the content; [`crate::volume::ensure_filesystem`] checks it first. `overwrite` lets
+/// the program replace what it finds; without it xfs and btrfs check once more themselves.
 pub fn make(kind: FilesystemKind, device: &Path, uuid: Uuid, overwrite: bool) -> Result<Geometry> {
     let size = require_size(kind, device)?;
     let mut arguments = make_arguments(kind, size, uuid);

@@ -6,9 +6,9 @@
 //! | btrfs | device-info ioctl | superblock | `BTRFS_IOC_RESIZE` |
 //! | ext4, ext3 | superblock, read through the device | superblock | `EXT4_IOC_RESIZE_FS` |
 //!
-//! ext has no ioctl that tells its size, and `statfs` subtracts what the filesystem keeps for itself.
-//! Its superblock, read through the block device, is exact even while mounted: the driver keeps it in
-//! the device's own page cache, which such a read sees.
+//! ext has no ioctl for its size, and `statfs` subtracts what the filesystem keeps for itself. Its superblock, read
+//! through the block device, is exact even while mounted: the driver keeps it in the device's own page cache, which
+//! such a read sees.
 //!
 //! A filesystem rarely fills its device to the last byte, and what it leaves follows exact rules:
 //! [`Geometry::largest_fit`] is the size that a filesystem of this geometry has when it cannot grow
@@ -206,8 +206,8 @@ pub(crate) mod superblock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Nothing is left to do before mounting, as far as the superblock tells. xfs does not record an
-    /// unclean end there but in its log, which the next mount replays.
+    /// Nothing has to be done before mounting, as far as the superblock says. xfs records an unclean end not there but
+    /// in its log, which the next mount replays.
     Clean,
     /// It was not unmounted; the next mount replays its journal.
     Unclean,

@@ -98,8 +98,8 @@ impl<'a> Mounted<'a> {
     }
 }
 
-/// The size to which a filesystem of that shape can be raised on its device, `None` if it is there
-/// already. A device that ends before its filesystem, and a size that the shape cannot reach, are errors.
+/// The size to which a filesystem of that shape can be raised on its device; `None` if it is already there. It is an
+/// error if the device ends before its filesystem, or if the shape cannot reach the size.
 pub(crate) fn growth(before: &Geometry, what: &Path, device: &Path) -> Result<Option<Bytes>> {
     let node = block::open(device).context("open", device)?;
     let device_size = block::size(&node).context("read the size of", device)?;
@@ -125,7 +125,7 @@ pub(crate) fn growth(before: &Geometry, what: &Path, device: &Path) -> Result<Op
     }
 }
 
-/// How many errors of its device a mounted btrfs has counted; the others keep no such count.
+/// The number of device errors that a mounted btrfs has counted; the other filesystems keep no such count.
 pub(crate) fn device_errors(geometry: &Geometry, mount_point: &Path, device: &Path) -> Result<u64> {
     let Geometry::Btrfs(shape) = geometry else {
         return Ok(0);

@@ -1,13 +1,13 @@
 //! Filesystems that have outgrown the shape they were made with.
 //!
-//! Growth never fails for that; it costs. A filesystem that Trellis made at a useful size stays below
-//! these bounds for a thousandfold growth, one that was made elsewhere, or very small, may not.
+//! Such a filesystem still grows, but growth costs more. A filesystem that Trellis made at a useful size stays below
+//! these bounds for a thousandfold growth. One that was made elsewhere, or very small, may not.
 
 use std::fmt;
 
 use super::Geometry;
 
-/// Above so many allocation groups a mount of xfs takes more than half a second where it was measured
+/// Above this many allocation groups a mount of xfs took more than half a second when measured
 /// (`docs/filesystems.md`), and every growth pays for its groups as well.
 pub const XFS_GROUPS_MANY: u64 = 2048;
 
@@ -19,8 +19,8 @@ pub enum Outgrown {
         /// How many.
         groups: u64,
     },
-    /// An ext has used up its reserve of group descriptors; those of later groups lie apart, and a
-    /// mount reads each from where it is.
+    /// An ext has used up its reserve of group descriptors. Those of later groups are scattered, and a mount reads
+    /// each from its place.
     Descriptors,
 }
 

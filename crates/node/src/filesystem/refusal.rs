@@ -1,9 +1,8 @@
 //! What the kernel's refusal of a growth means.
 //!
-//! The drivers share error numbers between causes that need opposite actions: EPERM is a missing
-//! capability or a damaged filesystem, EROFS a mount that was meant to be read-only or a filesystem
-//! that stopped writing when it found damage. The rest of the truth is in the superblock and in
-//! mountinfo, and is looked up here only after a refusal.
+//! The drivers share error numbers between causes that need opposite actions. EPERM is a missing capability or a
+//! damaged filesystem. EROFS is a mount that was meant to be read-only, or a filesystem that stopped writing when it
+//! found damage. The superblock and mountinfo have the rest of the truth, and are read here only after a refusal.
 
 use rustix::io::Errno;
 
@@ -44,7 +43,7 @@ impl Mounted<'_> {
         }
     }
 
-    /// ext refuses with EPERM for its recorded errors too, and after them for the want of a capability.
+    /// ext returns EPERM for recorded errors too, and only after them for a missing capability.
     fn not_permitted(&self, action: &'static str) -> Error {
         let needed = match self.kind {
             FilesystemKind::Ext4 | FilesystemKind::Ext3 => Capability::SysResource,

@@ -1,4 +1,4 @@
-//! xfs: allocation groups of a size that is fixed when it is made.
+//! xfs: allocation groups, whose size is fixed when the filesystem is made.
 
 use trellis_api::Bytes;
 use uuid::Uuid;
@@ -18,14 +18,14 @@ const INCOMPAT_NEEDS_REPAIR: u32 = 1 << 4;
 const LAST_GROUP_BLOCKS_MIN: u64 = 64;
 /// The largest allocation group (`XFS_AG_MAX_BYTES`).
 const GROUP_BYTES_MAX: u64 = 1 << 40;
-/// A device of four such groups or more is made of four groups, as mkfs.xfs would do: groups are also
-/// what lets several writers allocate at once, and a thousandfold of them is few enough.
+/// A device of four such groups or more gets four groups, as from mkfs.xfs: groups let several writers allocate at
+/// once, and after a thousandfold growth they are still few enough.
 const GROUP_BYTES_ENOUGH: u64 = 64 << 30;
 /// The smallest allocation group that mkfs.xfs makes.
 const GROUP_BYTES_MIN: u64 = 16 << 20;
 /// The log is fixed for life as well; this is the smallest that mkfs.xfs makes for such devices.
 const LOG_BYTES_MIN: u64 = 64 << 20;
-/// A larger log brings nothing that has been measured, and its space is lost to data.
+/// A larger log showed no benefit when measured, and its space is lost to data.
 const LOG_BYTES_MAX: u64 = 512 << 20;
 /// mkfs.xfs would take 1/2048; a filesystem that is expected to grow takes twice that.
 const LOG_SHARE: u64 = 1024;
@@ -120,10 +120,10 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Superblock<XfsGeometry>> {
 
 /// The arguments that make an xfs that can grow a thousandfold.
 ///
-/// The size of a group is fixed for life, and each group costs time at growth and at every mount, so
-/// up to 64 GiB the first group is made as large as the device allows: all of it but the 16 MiB that
-/// the second, which holds the second superblock, needs at least. The second group is filled up by the
-/// first growth. The log has to be in the first group then. `docs/filesystems.md` has the measurement.
+/// The size of a group is fixed for life, and each group costs time at growth and at every mount. So up to 64 GiB the
+/// first group is as large as the device allows: everything except the 16 MiB that the second group needs at least.
+/// (The second group holds the second superblock; the first growth fills it up.) The log then has to be in the first
+/// group. `docs/filesystems.md` has the measurement.
 pub(super) fn make_arguments(device_size: Bytes, uuid: Uuid) -> Vec<String> {
     let size = device_size.get();
     let nearly_all = size.saturating_sub(GROUP_BYTES_MIN);

@@ -1,12 +1,12 @@
 //! Whether the log of an idle xfs was closed by a clean unmount.
 //!
-//! The superblock of xfs says nothing about that; the log does. It is a ring of 512-byte blocks, each
-//! with the number of the round in which it was written in its first bytes, so the newest block is found
-//! by halving. A clean unmount ends the log with a record of one operation that says so. The driver
-//! looks for the same record when it mounts, and replays the log if it is not there.
+//! The superblock of xfs does not say so; the log does. It is a ring of 512-byte blocks. The first bytes of each block
+//! hold the number of the round in which it was written, so the newest block is found by bisection. A clean unmount
+//! ends the log with a record of one operation that says so. The driver looks for the same record when it mounts, and
+//! replays the log if it is not there.
 //!
-//! What cannot be read as such a log is answered as not clean: the cost of being wrong in that direction
-//! is a mount, in the other a growth on top of a torn one.
+//! A log that cannot be read is answered as not clean. If that is wrong, it costs a mount; the opposite mistake would
+//! grow a torn filesystem.
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
 //! The kernel's side of `/dev/fuse`: numbers and structures, as `linux/fuse.h` of 7.40 has them.
 //!
-//! The structures are in the machine's own byte order. They are copied out of a request and into an answer
-//! as they are; what they mean is decided in [`super::request`] and [`super::tree`].
+//! The structures are in the machine's own byte order. They are copied out of a request and into an answer unchanged;
+//! [`super::request`] and [`super::tree`] decide what they mean.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

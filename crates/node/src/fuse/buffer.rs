@@ -1,9 +1,9 @@
-//! Where requests are read into.
+//! Memory that requests are read into.
 //!
-//! A process that is killed while the kernel copies a request into its memory goes on copying; but a page that is not
-//! there is not fetched for it any more, and then the kernel gives the request up: EIO to the consumer, although a
-//! successor is about to come. So all of this memory is there before anything is read into it. It is that of the
-//! [`Journal`], where a successor finds what was taken.
+//! If a process is killed while the kernel copies a request into its memory, the kernel goes on copying, but no longer
+//! fetches missing pages. At a missing page it gives the request up: the consumer gets EIO, although a successor is
+//! about to come. So all of this memory is resident before anything is read into it. It belongs to the [`Journal`],
+//! where a successor finds the requests that were taken.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -27,13 +27,13 @@ const _: () = assert!(DATA_BYTES_MAX == 1 << REQUEST_BYTES_MAX.trailing_zeros())
 const REQUEST_ROOM_BYTES: usize = PAGE_BYTES + WRITE_HEAD_BYTES + DATA_BYTES_MAX;
 /// One room serves many small writes.
 pub(super) const ROOM_BYTES: usize = 2 * REQUEST_ROOM_BYTES.next_multiple_of(PAGE_BYTES);
-/// How many full rooms are kept, until nobody has a part of them any more and they can be used again.
+/// How many full rooms are kept for reuse, until nobody has a part of them any more.
 const FULL_ROOMS_MAX: usize = 1;
 /// The pause when too many requests are under way for another one.
 const CROWD_PAUSE: Duration = Duration::from_millis(1);
 
-/// Where requests are read into. A write's data is handed out as a part of it; the room behind is used for
-/// the next requests, and the whole again when nobody has a part of it any more.
+/// The buffer for requests. A write's data is handed out as a part of it. The space behind is used for the next
+/// requests, and the whole again when nobody has a part of it any more.
 pub(super) struct RequestBuffer {
     journal: Arc<Journal>,
     /// The room, and where it is in the journal.
@@ -94,8 +94,8 @@ impl RequestBuffer {
         free.get(..self.request_bytes).unwrap_or(free)
     }
 
-    /// Notes that the request was taken, with its number, and answers what it is to be answered by. Its bytes, if they
-    /// are to be kept.
+    /// Records that the request was taken, with its number, and returns the handle to answer it with, and its bytes if
+    /// they are to be kept.
     pub(super) fn take(&mut self, unique: u64) -> Option<(Taken, Option<Bytes>)> {
         let entry = self.entry.take()?;
         let taken = Taken { unique, entry };

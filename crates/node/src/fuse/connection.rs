@@ -1,4 +1,4 @@
-//! One connection to the kernel: takes requests, answers what it knows, and asks the backing for the rest.
+//! One connection to the kernel: takes requests, answers what it can, and asks the backing for the rest.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +24,7 @@ use crate::sys::fuse as device;
 pub(super) const PAGE_BYTES: usize = 4096;
 /// How many requests of data the kernel may have under way. A loop device has 128.
 const BACKGROUND_MAX: u16 = 512;
-/// The most pieces of one answer, below the kernel's 1024 of one call; more are put together.
+/// The most pieces of one answer, below the kernel's limit of 1024 per call; more are merged.
 const PIECES_MAX: usize = 1000;
 /// What is told at mount and forgotten by the kernel where it does not know it.
 const WANTED: u64 = abi::init::ASYNC_READ
@@ -34,7 +34,7 @@ const WANTED: u64 = abi::init::ASYNC_READ
     | abi::init::MAX_PAGES
     | abi::init::EXT;
 
-/// A request that was taken: the kernel's number of it, and where it is noted until it is answered.
+/// A request that was taken: the kernel's number for it, and where it is recorded until it is answered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) unique: u64,
@@ -90,7 +90,7 @@ impl Connection {
         }
     }
 
-    /// Does what a predecessor has left undone, and answers what it may have left unanswered.
+    /// Serves the requests that a predecessor left undone, and answers those that it may have left unanswered.
     pub(super) fn catch_up(self: &Arc<Self>, left: Vec<Left>) {
         let (mut taken, mut answered) = (0, 0);
         for left in left {
@@ -120,8 +120,8 @@ impl Connection {
         tracing::info!(taken, answered, "requests that a predecessor left");
     }
 
-    /// Whether everything was done that a predecessor had left. Only then is anything new taken: nothing that was
-    /// left may come after what is asked later.
+    /// Whether everything that a predecessor left is done. Only then is anything new taken: leftovers must not come
+    /// after later requests.
     pub(super) fn caught_up(&self) -> bool {
         if self.idle() {
             self.caught_up.store(true, Ordering::Release);
@@ -365,7 +365,7 @@ impl Connection {
         rustix::io::retry_on_intr(|| rustix::io::writev(&self.device, message)).map(drop)
     }
 
-    /// Tells the kernel something unasked. A file that it does not know (any more) needs no news.
+    /// Sends the kernel a notification. A file that it does not (or no longer) know needs none.
     fn notify(&self, code: i32, body: &[u8], data: &[u8]) -> rustix::io::Result<()> {
         let header = header(0, code, body.len() + data.len());
         let message = [header.as_bytes(), body, data].map(IoSlice::new);
@@ -375,8 +375,8 @@ impl Connection {
         }
     }
 
-    /// Tells the kernel the size of now. Storing a byte at the end raises the kernel's idea of the size by
-    /// the size, whatever else goes on; the byte itself is then thrown away.
+    /// Tells the kernel the current size. Storing a byte at the end raises the kernel's idea of the size, whatever
+    /// else goes on; the byte itself is then discarded.
     pub(super) fn tell_size(&self) -> rustix::io::Result<()> {
         let Some(last) = self.backing.size().checked_sub(1) else {
             return Ok(());
@@ -426,7 +426,7 @@ impl Connection {
     }
 }
 
-/// What an answer, or news, of so many bytes begins with. None has more than [`REQUEST_BYTES_MAX`].
+/// The header of an answer or notification of so many bytes. None has more than [`REQUEST_BYTES_MAX`].
 fn header(unique: u64, error: i32, body_bytes: usize) -> OutHeader {
     let len = size_of::<OutHeader>() + body_bytes;
     OutHeader {

@@ -1,4 +1,4 @@
-//! Taking a mount away, also one that nobody serves any more.
+//! Removes a mount, even one that nobody serves any more.
 
 use std::path::Path;
 
@@ -22,12 +22,12 @@ pub(super) fn unmount(mount_point: &Path) -> Result<()> {
     }
 }
 
-/// Clears away a mount whose server has died and that nobody can resume: takes loop devices off its file,
-/// and unmounts it. Answers whether there was one. A device that is still mounted is [`Error::Busy`]: unmount
-/// its filesystem first, which has stopped.
+/// Removes a mount whose server has died and that nobody can resume: detaches loop devices from its file, and unmounts
+/// it. Returns whether there was one. A device that is still mounted is [`Error::Busy`]: unmount its filesystem first,
+/// which has stopped.
 ///
-/// `volume::detach` is not enough for that: it asks the file who it is, and a dead file does not answer. Here
-/// a device is known by the path that it was made with.
+/// `volume::detach` cannot do that: it asks the file for its identity, and a dead file does not answer. Here a device
+/// is known by the path that it was made with.
 pub fn dismantle(mount_point: &Path) -> Result<bool> {
     let mounts = mountinfo::read()?;
     let Some(mount) = mountinfo::at(&mounts, mount_point) else {

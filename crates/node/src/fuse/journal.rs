@@ -1,8 +1,8 @@
-//! The requests that were taken and not answered, where a successor finds them.
+//! Requests that were taken and not answered, kept where a successor finds them.
 //!
-//! The kernel delivers a request once. What a server had taken when it died would wait for ever, unless somebody knows
-//! of it. So requests are read into a file in memory that outlives the server: whoever keeps the connection keeps
-//! this beside it.
+//! The kernel delivers a request once. A request that a server had taken when it died would wait for ever unless
+//! somebody knows of it. So requests are read into a memory file that outlives the server. The process that keeps the
+//! connection keeps this file with it.
 //!
 //! ```text
 //!   table: 1024 entries of 128 bytes        rooms: where requests are read into, as many as are needed
@@ -21,16 +21,17 @@
 //! ```
 //!
 //! What a successor does with an entry:
-//! - **Reading**: if the kernel has written a header, the request was taken. The kernel writes a request without a pause
-//!   also if the process is killed meanwhile, because all of the memory is there ([`crate::sys::resident`]), and a
-//!   successor begins only when its predecessor is gone.
-//! - **Taken**: it does it. A write may then be done twice, and nobody was told in between.
-//! - **Answering**: it answers with the result that stands there. The change is not made again: whoever made the request
-//!   may have the answer, and may have changed the same place since. If the kernel has the answer, it says so, and
-//!   that is all.
+//! - **Reading**: if the kernel has written a header, the request was taken. The kernel writes a request without a
+//!   pause even if the process is killed meanwhile, because all of the memory is resident ([`crate::sys::resident`]),
+//!   and a successor begins only when its predecessor is gone.
+//! - **Taken**: the successor serves it. A write may then be done twice, and nobody was told in between.
+//! - **Answering**: the successor answers with the recorded result. It does not make the change again: the requester
+//!   may have the answer, and may have changed the same place since. If the kernel already has the answer, it says so,
+//!   and that is all.
 //!
-//! Everything that was left is done before anything new is taken. So if the kernel has given a request up that is found
-//! here (it does that when it cannot write it to the process), what its maker does next still comes later.
+//! All leftover requests are served before anything new is taken. The kernel may have given up a request that is found
+//! here (it does so when it cannot write the request to the process). Even then, whatever the requester does next
+//! comes later.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,11 +44,11 @@ use super::abi::{InHeader, WriteIn};
 use super::buffer::ROOM_BYTES;
 use crate::sys::resident::{Memory, MemoryFile, Room, Words};
 
-/// How many requests can be under way. The kernel has 512 in the background, and a few beside them.
+/// How many requests can be in flight. The kernel has 512 in the background, and a few more.
 const ENTRIES: usize = 1024;
 const ENTRY_WORDS: usize = 16;
 const TABLE_BYTES: usize = ENTRIES * ENTRY_WORDS * size_of::<u64>();
-/// The first word of the table: what it is, and which form it has. Whoever changes the form has to read this one too.
+/// The first word of the table: its magic number and format. Code that changes the format must still read this one.
 const FORM: u64 = u64::from_be_bytes(*b"trellis1");
 
 /// The words of an entry. The request itself stands from `INLINE` on, if it is short.
@@ -57,7 +58,7 @@ const OFFSET: usize = 2;
 const LENGTH: usize = 3;
 const RESULT: usize = 4;
 const INLINE: usize = 5;
-/// The longest request that needs no room: all that carry no data and no name. A write of a byte is longer.
+/// The longest request that needs no room: all requests without data or a name. A write of a byte is longer.
 const INLINE_BYTES_MAX: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 const _: () = assert!(INLINE_BYTES_MAX <= (ENTRY_WORDS - INLINE) * size_of::<u64>());
 
@@ -141,7 +142,8 @@ impl Journal {
         })
     }
 
-    /// That of a predecessor which is gone, and what it has left, in the order in which it was taken.
+    /// The journal of a predecessor that is gone, and the requests that it left, in the order in which they were
+    /// taken.
     pub(super) fn resume(file: MemoryFile) -> Result<(Journal, Vec<Left>)> {
         let journal = Journal::on(file)?;
         let form = journal.words.all().first();
@@ -263,7 +265,7 @@ impl Journal {
         Ok((Room::new(self.map(room)?), place_of(room)))
     }
 
-    /// The file, for whoever keeps it.
+    /// The file, for the process that keeps it.
     pub(super) fn file(&self) -> &MemoryFile {
         &self.file
     }

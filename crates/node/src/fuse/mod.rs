@@ -10,45 +10,43 @@
 //! The happy path is [`Server::mount`] → `volume::attach(server.file(), …)` → … → `volume::detach` →
 //! [`Server::unmount`]. After the backing has grown, [`Server::grown`], and then `volume::grow_device`.
 //!
-//! **Growth.** The kernel caches no attribute of the file, so whoever looks at its size sees the size of that
-//! moment. That alone is not enough: the kernel throws an answer about the size away when a write has ended
-//! while it was on its way, and then refuses to read where it believes the end to be. [`Server::grown`]
-//! therefore tells the new size instead of waiting to be asked; when it has returned, `stat`,
-//! `LOOP_SET_CAPACITY` and reads all know it, under any load.
+//! **Growth.** The kernel caches no attribute of the file, so a look at its size shows the current size. That alone is
+//! not enough: if a write ends while an answer about the size is on its way, the kernel discards the answer, and then
+//! refuses to read past the end that it believes in. So [`Server::grown`] tells the kernel the new size instead of
+//! waiting to be asked. When it has returned, `stat`, `LOOP_SET_CAPACITY` and reads all know the size, under any load.
 //!
-//! **Death of the server.** The connection belongs to the open `/dev/fuse`, not to a process. Whoever has a
-//! duplicate of [`Server::fd`] (sent with [`crate::sys::fdpass`]) keeps it alive: while there is no server,
-//! consumers wait. [`Server::resume`] goes on where the dead one stopped, on every kernel: what was taken and not
-//! answered stands in memory that is kept beside the connection ([`Server::requests`], [`journal`]), and is done
-//! first. Numbers and handles are constants, so nothing else is to be handed over. When the last duplicate is closed,
-//! every request fails with ENOTCONN: a filesystem on top stops, and [`dismantle`] clears what is left.
-//! That is why all readers share one descriptor: what was taken through a clone of it
-//! (`FUSE_DEV_IOC_CLONE`) fails with the clone. (Linux 6.9 and later can deliver such requests again. One way that
-//! works on every kernel is better than two, so that is not used.)
+//! **Death of the server.** The connection belongs to the open `/dev/fuse`, not to a process. A process with a
+//! duplicate of [`Server::fd`] (sent with [`crate::sys::fdpass`]) keeps it alive; while there is no server, consumers
+//! wait. [`Server::resume`] goes on where the dead server stopped, on every kernel. It first serves the requests that
+//! were taken and not answered, from memory that is kept with the connection ([`Server::requests`], [`journal`]).
+//! Numbers and handles are constants, so nothing else has to be handed over. When the last duplicate is closed, every
+//! request fails with ENOTCONN: a filesystem on top stops, and [`dismantle`] clears what is left. So all readers share
+//! one descriptor: requests taken through a clone of it (`FUSE_DEV_IOC_CLONE`) would fail with the clone. (Linux 6.9
+//! and later can deliver such requests again. One way that works on every kernel is better than two, so that is not
+//! used.)
 //!
-//! A successor has to come before anything else: who asks about a loop device (`loopdev::list`,
-//! `volume::observe`) has the kernel ask the device's file, and waits too while nobody serves it.
+//! A successor must come before anything else. Asking about a loop device (`loopdev::list`, `volume::observe`) makes
+//! the kernel ask the device's file, and so waits too while nobody serves it.
 //!
 //! **Space.** A loop device on the file passes discards on as holes ([`Backing::zero`]), so `fstrim` of the
 //! filesystem on top gives the volume's space back. The device takes its unit for that from STATFS.
 //!
-//! **A write may be done twice**, by the dead server and by its successor. In between nobody has been told of
-//! it, so the consumer has not written to the same place again; but a write that the dead server left on its
-//! way must not arrive later than what the successor is asked afterwards. Whoever is behind [`Backing`]
-//! fences its predecessor before it serves (the engine's generations do), and [`Server::leave`] waits until
-//! nothing is under way.
+//! **A write may be done twice**, by the dead server and by its successor. Nobody has been told of it in between, so
+//! the consumer has not written to the same place again. But a write that the dead server left in flight must not
+//! arrive later than requests that the successor gets afterwards. So a [`Backing`] must fence its predecessor before
+//! it serves (the engine's generations do), and [`Server::leave`] waits until nothing is in flight.
 //!
-//! **Errors.** Medium → EIO, NoSpace → ENOSPC, ReadOnly → EROFS, OutOfRange → ENXIO. NotReady is not told: a
-//! filesystem on top would stop at an error that waiting could have cured. The request is kept and asked
-//! again, without a limit, or for [`Options::patience`] and then fails with ETIMEDOUT. NoSpaceYet is not told either,
-//! and always asked again without a limit.
+//! **Errors.** Medium → EIO, NoSpace → ENOSPC, ReadOnly → EROFS, OutOfRange → ENXIO. NotReady is not passed on: a
+//! filesystem on top would stop at an error that waiting could have cured. The request is kept and asked again,
+//! without a limit, or for [`Options::patience`], and then fails with ETIMEDOUT. NoSpaceYet is not passed on either,
+//! and is always asked again without a limit.
 //!
-//! **Memory.** A server is on the way of the machine's own writes: should it wait for memory that only its own
-//! writes can free, all stands still. The readers say so to the kernel ([`crate::sys::fuse::flush_io`]);
-//! threads of a backing that allocate while they write should say it too.
+//! **Memory.** A server is in the path of the machine's own writes. If it waited for memory that only its own writes
+//! can free, everything would stop. The readers tell the kernel so ([`crate::sys::fuse::flush_io`]); threads of a
+//! backing that allocate while they write should do the same.
 //!
-//! Invariant: nothing that the kernel sends can panic; what is not known is answered ENOSYS.
-//! Invariant: every request that was taken is answered once, also if the backing loses the [`Reply`].
+//! Invariant: nothing that the kernel sends can panic; an unknown request is answered with ENOSYS.
+//! Invariant: every request that was taken is answered once, even if the backing loses the [`Reply`].
 
 mod abi;
 mod buffer;
@@ -84,9 +82,9 @@ pub type Chunks = Vec<Bytes>;
 
 /// What is shown as a file.
 ///
-/// Every call returns at once and is answered by its [`Reply`], now or later, from any thread. Requests come
-/// from several threads, and are independent of each other: one that was not answered yet is in no order to
-/// the others. Ranges lie within what [`Backing::size`] has answered.
+/// Every call returns at once and is answered through its [`Reply`], now or later, from any thread. Requests come from
+/// several threads and are independent: there is no order among unanswered ones. Ranges lie within the size that
+/// [`Backing::size`] has returned.
 pub trait Backing: Send + Sync + 'static {
     /// How many bytes there are now. Never less than before.
     fn size(&self) -> u64;
@@ -99,8 +97,8 @@ pub trait Backing: Send + Sync + 'static {
     /// Read a range: exactly `len` bytes, in any number of pieces.
     fn read(&self, offset: u64, len: u32, reply: Reply<Chunks>);
 
-    /// Write a range. With `fua` it is durable when answered. The data is a part of the buffer that it was
-    /// received into, and begins at a multiple of 4096 in memory; who keeps it for long should copy it.
+    /// Write a range. With `fua` it is durable when answered. The data is a part of the receive buffer, and begins at
+    /// a multiple of 4096 in memory; copy it to keep it for long.
     fn write(&self, offset: u64, data: Bytes, fua: bool, reply: Reply<()>);
 
     /// Make a range read as zeros. With `deallocate` its space should be given back.
@@ -119,7 +117,7 @@ pub enum BackingError {
     /// There is no room left behind a thin volume.
     #[error("no space is left behind the volume")]
     NoSpace,
-    /// There is no room now, and whoever asked waits until there is.
+    /// There is no space now, and the requester waits until there is.
     #[error("no space is left behind the volume now")]
     NoSpaceYet,
     /// The volume cannot serve now and may later.

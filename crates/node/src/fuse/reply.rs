@@ -1,4 +1,4 @@
-//! The answer to one request of data, which a backing gives when it has it.
+//! The answer to one request for data, given by the backing when it is ready.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use super::connection::{Connection, Taken};
 use super::journal::Done;
 use super::{BackingError, Chunks};
 
-/// What a backing was asked, kept until it is answered so that it can be asked again.
+/// A request to a backing, kept until it is answered so that it can be asked again.
 #[derive(Clone, Debug)]
 pub(super) enum Job {
     Read {
@@ -86,7 +86,7 @@ impl Pending {
         self.connection.answered_one();
     }
 
-    /// Notes what a change came to, before anybody can hear of it. A read is simply done again.
+    /// Records the result of a change before anybody can hear of it. A read is simply done again.
     fn note(&self, done: Done) {
         if !matches!(self.job, Job::Read { .. }) {
             self.connection.journal.answering(self.taken.entry, done);
@@ -104,8 +104,8 @@ impl Pending {
     }
 }
 
-/// The one answer to a request. Dropping it unanswered fails the request: the kernel never waits for
-/// something that nobody has any more.
+/// The one answer to a request. Dropping it unanswered fails the request, so the kernel never waits for something that
+/// nobody has any more.
 pub struct Reply<T> {
     pending: Option<Pending>,
     answer: PhantomData<fn(T)>,

@@ -1,4 +1,4 @@
-//! What the kernel asks, taken apart. Nothing that it sends can panic here.
+//! Parses the kernel's requests. Nothing that it sends can panic here.
 
 use std::ops::Range;
 
@@ -76,7 +76,7 @@ pub(super) enum Ask {
     Unanswered,
 }
 
-/// Takes a request apart; `None` if it has not even a header, so that it cannot be answered.
+/// Parses a request; `None` if it has not even a header and so cannot be answered.
 pub(super) fn parse(bytes: &[u8]) -> Option<Request> {
     let (header, body) = InHeader::read_from_prefix(bytes).ok()?;
     Some(Request {

@@ -26,8 +26,8 @@ const IDLE_PAUSE: Duration = Duration::from_millis(1);
 /// The pause before memory is asked for again that was not there.
 const MEMORY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A volume that is mounted as a file, and served. Dropping it unmounts it, if nobody uses it; who wants to
-/// leave the mount to a successor calls [`Server::leave`].
+/// A volume that is mounted as a file, and served. Dropping it unmounts it, if nobody uses it. To leave the mount to a
+/// successor, call [`Server::leave`].
 pub struct Server {
     connection: Arc<Connection>,
     negotiated: Negotiated,
@@ -74,9 +74,9 @@ impl Server {
         Server::start(connection, negotiated, mount_point, options)
     }
 
-    /// Goes on to serve a mount whose server is gone, through duplicates of its [`Server::fd`] and its
-    /// [`Server::requests`]. What the other had taken and not answered is done first. The other must have ended, or
-    /// left; two servers on one mount would each get a part of the requests.
+    /// Serves a mount whose server is gone, through duplicates of its [`Server::fd`] and its [`Server::requests`].
+    /// Requests that the other had taken and not answered are served first. The other must have ended, or left; two
+    /// servers on one mount would each get a part of the requests.
     pub fn resume(
         kept: Kept,
         mount_point: &Path,
@@ -146,12 +146,12 @@ impl Server {
         self.connection.device.as_fd()
     }
 
-    /// The memory of the requests that were taken, to be kept beside [`Server::fd`].
+    /// The memory of the requests that were taken, to be kept with [`Server::fd`].
     pub fn requests(&self) -> BorrowedFd<'_> {
         self.connection.journal.file().as_fd()
     }
 
-    /// What a successor has to be told beside [`Server::fd`].
+    /// What a successor has to be told besides [`Server::fd`].
     pub fn negotiated(&self) -> Negotiated {
         self.negotiated
     }
@@ -163,7 +163,7 @@ impl Server {
     }
 
     /// Tells the kernel that the volume has grown. When this has returned, everybody sees the size that
-    /// [`Backing::size`] answers. May be called at any time, from any thread but the one that is answering.
+    /// [`Backing::size`] returns. Call it at any time, from any thread except one that is answering.
     pub fn grown(&self) -> Result<()> {
         match self.connection.tell_size() {
             // Nobody is left who could want to know.
@@ -181,10 +181,10 @@ impl Server {
         Ok(())
     }
 
-    /// Stops to serve and leaves the mount to a successor: takes no more, and waits until what was taken is
-    /// answered. What is not answered in time (a volume that is not ready) is given up, for the successor to
-    /// be asked again; answers whether there was nothing of that kind. Without it, a write that is still on
-    /// its way could undo what the successor is asked to write.
+    /// Stops serving and leaves the mount to a successor: takes no more requests, and waits until those taken are
+    /// answered. Requests that are not answered in time (the volume is not ready) are given up; the successor will
+    /// serve them. Returns whether there were none. Without this wait, a write in flight could undo what the successor
+    /// is asked to write.
     pub fn leave(mut self, limit: Duration) -> bool {
         self.settled = true;
         self.stop_readers();
@@ -264,7 +264,7 @@ fn serve(connection: &Arc<Connection>, stop: &Stop) {
     }
 }
 
-/// Whoever waits for an answer would wait for ever if a reader gave up.
+/// Requests would wait for ever if a reader gave up.
 fn wait_for_memory(errno: Errno) {
     tracing::warn!(%errno, "a reader waits for memory");
     thread::sleep(MEMORY_PAUSE);

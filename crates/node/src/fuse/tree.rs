@@ -1,4 +1,4 @@
-//! The tree that is shown: a directory with one file. Pure functions of the volume's size and mode.
+//! The tree of the mount: a directory with one file. Pure functions of the volume's size and mode.
 //!
 //! Names and numbers never change, so a successor of a dead server shows the same tree. The name may be
 //! cached; attributes never are (`valid` is zero), because the size among them grows.

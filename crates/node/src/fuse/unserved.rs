@@ -1,9 +1,9 @@
-//! Connections that stand, how many requests wait in each of them, and their end by force.
+//! Open connections, the number of requests that wait in each, and their end by force.
 //!
-//! A connection lives as long as somebody has it open. If that is a process that does not serve it, and that cannot even
-//! end, because it waits in the kernel for an answer that only a server could give, everything that stands on the
-//! connection waits for ever, and so does who asks about loop devices. The kernel's control files, `fusectl`, show
-//! how many requests wait, and end a connection: whoever waits gets an error.
+//! A connection lives as long as some process has it open. That process may not serve it, and may not even be able to
+//! end, because it waits in the kernel for an answer that only a server could give. Then everything on top of the
+//! connection waits for ever, and so does every query about loop devices. The kernel's control files, `fusectl`, show
+//! how many requests wait. They can also end a connection; the waiting requests then get an error.
 
 use std::path::{Path, PathBuf};
 
@@ -47,7 +47,7 @@ pub fn standing(below: &Path) -> Result<Vec<Standing>> {
     Ok(found)
 }
 
-/// Ends a connection: whoever waits for it gets an error, and nobody can use it any more.
+/// Ends a connection: waiting requests get an error, and nobody can use it any more.
 pub fn abort(number: u32) -> Result<()> {
     let control = device::Control::open().context("mount", "fusectl")?;
     control

@@ -1,6 +1,6 @@
-//! Requests whose volume was not ready: kept for a moment, and asked again.
+//! Requests whose volume was not ready: kept for a moment, then asked again.
 //!
-//! What is here is bounded by the kernel, which lets so many requests be under way and no more.
+//! The kernel bounds their number, because it limits how many requests may be in flight.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,11 +1,11 @@
-//! Volumes that reach this machine by iSCSI, through the kernel's own initiator.
+//! Volumes that reach this machine over iSCSI, through the kernel's own initiator.
 //!
-//! [`attach`] logs in and answers the disk, [`rescan`] has the kernel take a new size over on the session that
-//! is there, [`detach`] logs out. The session is made by open-iscsi: `iscsiadm` is asked, and `iscsid`, which has to
-//! run, does it. What is there is read from sysfs, never from what a program prints.
+//! [`attach`] logs in and returns the disk, [`rescan`] makes the kernel take a new size on the existing session, and
+//! [`detach`] logs out. open-iscsi makes the session: `iscsiadm` passes the request to `iscsid`, which must be
+//! running. The state is read from sysfs, never from the output of a program.
 //!
-//! Secrets go into open-iscsi's record of the target, a file that only root can read, and not through arguments,
-//! which everybody can read. The record goes away with the session, and after a login that failed.
+//! Secrets go into open-iscsi's record of the target, a file that only root can read, and not through arguments, which
+//! everybody can read. The record is removed with the session, and after a failed login.
 
 mod record;
 mod session;
@@ -379,7 +379,7 @@ fn number_of(device: &Path) -> Result<DeviceNumber> {
     found.ok_or_else(other).context("find the disk at", device)
 }
 
-/// A logout takes the disk away under whoever uses it.
+/// A logout removes the disk under its users.
 fn refuse_claimed(device: &Path) -> Result<()> {
     match block::open_exclusive(device) {
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Busy {

@@ -4,8 +4,7 @@
 //! known is at any known place *and* its first and last MiB are zero. Everything that is neither
 //! empty nor a filesystem that grows is [`Content::Foreign`] and is left alone.
 //!
-//! Reading is bounded: two windows of a MiB and a few small places between them. Any bytes are
-//! answered, none panics.
+//! Reading is bounded: two windows of a MiB and a few small places between them. Any bytes get an answer; none panics.
 
 mod signatures;
 

@@ -1,4 +1,4 @@
-//! Capabilities of this process, as far as the kernel's filesystem drivers ask for them.
+//! Capabilities of this process that the kernel's filesystem drivers ask for.
 
 use std::fs;
 

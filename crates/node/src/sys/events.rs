@@ -1,9 +1,9 @@
-//! What the kernel tells by itself: block devices that change, and mounts that come and go.
+//! Events from the kernel: block devices that change, and mounts that come and go.
 //!
 //! Both sources are plain descriptors. A caller polls them (or gives them to its reactor) and then calls
-//! `read_events`, which never blocks. Events are hints: they say which volume to observe again, and the
-//! observation decides. So an event too many costs a look, and a lost one is told as
-//! [`DeviceEvent::Lost`], after which everything is to be observed again.
+//! `read_events`, which never blocks. Events are hints: they say which volume to observe again, and the observation
+//! decides. So a superfluous event costs one look. Lost events are reported as [`DeviceEvent::Lost`]; then everything
+//! must be observed again.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -112,7 +112,7 @@ impl DeviceEvents {
         Ok(events)
     }
 
-    /// Waits until there are events, or until the time is over. Answers whether there are.
+    /// Waits until there are events, or until the time is over. Returns whether there are.
     pub fn wait(&self, time: Duration) -> Result<bool> {
         wait_for(self.as_fd(), PollFlags::IN, time).context("wait for", NETLINK)
     }
@@ -130,8 +130,8 @@ impl AsRawFd for DeviceEvents {
     }
 }
 
-/// Takes a message apart: a line that repeats what follows, then variables, each ended by a zero byte.
-/// `None` for what is no event of a block device.
+/// Parses a message: a line that repeats what follows, then variables, each ended by a zero byte. `None` if it is not
+/// an event of a block device.
 fn parse(message: &[u8]) -> Option<DeviceEvent> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let variables: BTreeMap<String, String> = message
@@ -178,8 +178,8 @@ pub enum MountEvent {
 
 /// The changes of the mounts that this process can see.
 ///
-/// The descriptor is ready with a priority event (`POLLPRI`), and only once for a change, whoever polls;
-/// [`MountEvents::read_events`] compares with what it saw last and so does not depend on that.
+/// The descriptor becomes ready with a priority event (`POLLPRI`), once per change, for whichever poller is first.
+/// [`MountEvents::read_events`] compares with what it saw last, so it does not depend on that.
 #[derive(Debug)]
 pub struct MountEvents {
     file: File,
@@ -232,7 +232,7 @@ impl MountEvents {
         Ok(gone.chain(there).collect())
     }
 
-    /// Waits until a mount has changed, or until the time is over. Answers whether one has.
+    /// Waits until a mount has changed, or until the time is over. Returns whether one has.
     pub fn wait(&self, time: Duration) -> Result<bool> {
         wait_for(self.as_fd(), PollFlags::PRI, time).context("wait for", MOUNTINFO)
     }

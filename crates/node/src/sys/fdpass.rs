@@ -1,4 +1,4 @@
-//! Open descriptors sent to another process over a Unix socket, with a few bytes that say what they are.
+//! Sends open descriptors to another process over a Unix socket, with a few bytes that say what they are.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -160,9 +160,9 @@ impl Waiter {
     }
 }
 
-/// Says that the calling thread is on the way of the machine's own writes: when it needs memory, the kernel
-/// must not wait for dirty pages that only this thread can write. Without the capability for it
-/// (CAP_SYS_RESOURCE) nothing changes; answers whether it was accepted.
+/// Tells the kernel that the calling thread is in the path of the machine's own writes: when the thread needs memory,
+/// the kernel must not wait for dirty pages that only this thread can write. Without the capability for it
+/// (CAP_SYS_RESOURCE) nothing changes. Returns whether it was accepted.
 pub fn flush_io() -> bool {
     rustix::process::configure_io_flusher_behavior(true).is_ok()
 }

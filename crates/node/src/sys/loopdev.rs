@@ -1,13 +1,12 @@
 //! Loop devices: a block device on a file.
 //!
-//! A device is identified with its file by the file's own identity (device and inode number), which
-//! the kernel reports for every configured device. The path in sysfs is only a hint that decides
-//! where to look first: it is wrong after a rename, in another mount namespace, and for a file that
-//! was deleted and made anew under the same name. That identity is all that a restarted process
-//! needs to find its devices again.
+//! A device is matched to its file by the file's own identity (device and inode number), which the kernel reports for
+//! every configured device. The path in sysfs is only a hint where to look first. It is wrong after a rename, in
+//! another mount namespace, and for a file that was deleted and made again under the same name. The identity is all
+//! that a restarted process needs to find its devices again.
 //!
-//! A device that was found once is looked at first the next time: asking one device is one call, asking
-//! all of them grows with their number. What is remembered is only where to look; the kernel confirms it.
+//! A device that was found once is tried first the next time: asking one device is one call, while asking all of them
+//! grows with their number. Only the place to look is remembered; the kernel confirms it.
 //!
 //! Two choices are made here. The logical block is 512 bytes, so that a volume looks the same on a
 //! loop device, over iSCSI and as a disk in a machine: a partition table counts in logical blocks and
@@ -33,6 +32,7 @@ use rustix::ioctl::{Getter, IntegerSetter, Ioctl, IoctlOutput, NoArg, Opcode, Se
 use trellis_api::Bytes;
 
 use super::block::{self, DeviceNumber};
+use super::mountinfo::{self, Mount};
 use crate::error::{Context, Error, Result};
 
 const LOOP_CLR_FD: Opcode = 0x4C01;
@@ -58,8 +58,8 @@ const CLAIM_ATTEMPTS_MAX: u32 = 64;
 /// The pause before the next attempt, so that a crowd does not spin.
 const CLAIM_PAUSE: Duration = Duration::from_millis(2);
 
-/// Held while a device is looked for and made: two threads that attach one file at the same moment
-/// must not end with two devices on it, each with a cache of its own.
+/// Held while a device is searched for and made: two threads that attach one file at the same moment must not end with
+/// two devices on it, each with a cache of its own.
 static ATTACHING: Mutex<()> = Mutex::new(());
 
 /// A file's own identity: the device and the inode.
@@ -164,8 +164,8 @@ pub struct Attached {
 
 /// Puts a loop device on `backing`, or adopts the one that is already on it.
 ///
-/// Direct I/O is asked for; a backing filesystem that refuses it leaves the device buffered, which
-/// [`LoopDevice::direct_io`] tells.
+/// It requests direct I/O. If the backing filesystem refuses, the device is buffered, as [`LoopDevice::direct_io`]
+/// shows.
 pub fn attach(backing: &Path, read_only: bool) -> Result<Attached> {
     let file = OpenOptions::new()
         .read(true)
@@ -184,8 +184,8 @@ pub fn attach(backing: &Path, read_only: bool) -> Result<Attached> {
     })
 }
 
-/// A device that goes away by itself when this and everything else that has it open is closed, and so
-/// also when this process dies.
+/// A device that vanishes when this handle and every other opening of it is closed, and so also when this process
+/// dies.
 #[derive(Debug)]
 pub struct Temporary {
     /// The device.
@@ -202,7 +202,7 @@ impl Temporary {
     }
 }
 
-/// Puts a device that vanishes with its last user on `backing`, or answers the one that is already on it.
+/// Puts a device that vanishes with its last user on `backing`, or returns the one that is already on it.
 pub fn attach_temporary(backing: &Path) -> Result<std::result::Result<Temporary, LoopDevice>> {
     let file = OpenOptions::new()
         .read(true)
@@ -296,18 +296,53 @@ pub fn status_of(path: &Path) -> Result<Option<LoopDevice>> {
     }))
 }
 
-/// The devices that were put on a file of this path, with their numbers. Their files are not asked, so this
-/// also answers for one whose server is dead; it goes by the hint alone (see the module's text).
+/// A configured device as sysfs shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configured {
+    /// The device node.
+    pub path: PathBuf,
+    /// Its number.
+    pub number: DeviceNumber,
+    /// The path of the file on it, as the kernel tells it now.
+    pub backing_hint: PathBuf,
+}
+
+/// The devices that were put on a file of this path, with their numbers. Their files are not asked, so this also works
+/// for one whose server is dead; it relies on the hint alone (see the module header).
 pub fn on_path(backing: &Path) -> Result<Vec<(PathBuf, DeviceNumber)>> {
+    let devices = on_paths(|hint| hint == backing)?.into_iter();
+    Ok(devices.map(|each| (each.path, each.number)).collect())
+}
+
+/// The same for every path that is wanted.
+pub fn on_paths(is_wanted: impl Fn(&Path) -> bool) -> Result<Vec<Configured>> {
     let mut devices = Vec::new();
+    for (path, backing_hint) in configured()? {
+        if !is_wanted(&backing_hint) {
+            continue;
+        }
+        let number = DeviceNumber::of_block_device(&path).context("look at", &path)?;
+        devices.extend(number.map(|number| Configured {
+            path,
+            number,
+            backing_hint,
+        }));
+    }
+    Ok(devices)
+}
+
+/// The device that carries a file that was deleted from this path, if there is one.
+pub fn on_deleted(backing: &Path) -> Result<Option<LoopDevice>> {
     for (path, hint) in configured()? {
         if hint != backing {
             continue;
         }
-        let number = DeviceNumber::of_block_device(&path).context("look at", &path)?;
-        devices.extend(number.map(|number| (path, number)));
+        let found = status_of(&path)?;
+        if let Some(device) = found.filter(|device| device.backing_deleted) {
+            return Ok(Some(device));
+        }
     }
-    Ok(devices)
+    Ok(None)
 }
 
 /// Tells the device to look at its file's size again.
@@ -381,8 +416,8 @@ fn configure(path: &Path, file: &File, backing: &Path, flags: u32) -> rustix::io
     Ok(device)
 }
 
-/// The block that a device on that file has. What is behind a FUSE file takes whole blocks of 4 KiB: smaller writes
-/// would have to read first.
+/// The logical block of a device on that file. A FUSE file takes whole blocks of 4 KiB: smaller writes would have to
+/// read first.
 fn logical_block(file: &File) -> rustix::io::Result<Bytes> {
     let filesystem = rustix::fs::fstatfs(file)?.f_type;
     Ok(if filesystem == FUSE_MAGIC {
@@ -438,8 +473,10 @@ fn find_by_file(file: &File, backing: &Path) -> Result<Option<LoopDevice>> {
 
 fn find_by_identity(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Option<LoopDevice>> {
     let known = found().get(&(device, inode)).cloned();
-    if let Some(path) = known
-        && let Some(still) = status_of(&path)?.filter(|now| now.identity() == (device, inode))
+    // The device may be somebody else's by now, on a file that nobody serves any more: then it is looked for anew.
+    if let Some(path) = known.filter(|path| may_carry(path, hint, device))
+        && let Ok(Some(still)) = status_of(&path)
+        && still.identity() == (device, inode)
     {
         return Ok(Some(still));
     }
@@ -471,6 +508,8 @@ pub fn searches() -> u64 {
 fn search(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Option<LoopDevice>> {
     SEARCHES.fetch_add(1, Ordering::Relaxed);
     let mut candidates = configured()?;
+    let mounts = mountinfo::read().unwrap_or_default();
+    candidates.retain(|(_, backing)| backing == hint || !lies_elsewhere(&mounts, backing, device));
     candidates.sort_by_key(|(_, backing)| backing != hint);
     for (path, backing) in candidates {
         let found = match status_of(&path) {
@@ -489,6 +528,44 @@ fn search(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Option<LoopDe
         }
     }
     Ok(None)
+}
+
+/// Filesystems whose files are kept by a process or another machine. To ask for a file there may wait for ever.
+const KEPT_ELSEWHERE: [&str; 7] = ["fuse", "nfs", "cifs", "smb3", "9p", "ceph", "virtiofs"];
+
+/// Whether a file lies on such a filesystem, and not on the one with that number. The kernel asks the filesystem for the
+/// file's identity, and waits for one whose server is frozen: somebody else's dead device would keep all volumes. What
+/// the mounts say is read without touching any of them.
+fn lies_elsewhere(mounts: &[Mount], file: &Path, device: DeviceNumber) -> bool {
+    let around = mounts
+        .iter()
+        .filter(|mount| file.starts_with(&mount.mount_point));
+    // The later one of two at the same place covers the earlier one.
+    let nearest = around.max_by_key(|mount| mount.mount_point.as_os_str().len());
+    nearest.is_some_and(|mount| {
+        let kind = mount.fs_type.as_str();
+        let is_kept = KEPT_ELSEWHERE.iter().any(|name| kind.starts_with(name));
+        is_kept && kind != "fuseblk" && mount.device != device
+    })
+}
+
+/// Whether a loop device can carry that file, as far as it can be told without asking for its own.
+fn may_carry(path: &Path, file: &Path, device: DeviceNumber) -> bool {
+    let Some(backing) = backing_hint(path) else {
+        return false;
+    };
+    backing == file || {
+        let mounts = mountinfo::read().unwrap_or_default();
+        !lies_elsewhere(&mounts, &backing, device)
+    }
+}
+
+/// The file of a loop device as sysfs shows it (see the module's text), without asking for the file itself; none if it
+/// is no loop device or has no file.
+pub fn backing_hint(device: &Path) -> Option<PathBuf> {
+    let of_device = Path::new("/sys/block").join(device.file_name()?);
+    let text = fs::read(of_device.join("loop/backing_file")).ok()?;
+    Some(parse_hint(&text).0)
 }
 
 /// The nodes of all loop devices that have a file, with sysfs's hint of which.
@@ -511,7 +588,7 @@ fn configured() -> Result<Vec<(PathBuf, PathBuf)>> {
     Ok(devices)
 }
 
-/// Takes apart sysfs's `backing_file`: the path, a mark if it was deleted, a newline.
+/// Parses sysfs's `backing_file`: the path, a mark if it was deleted, a newline.
 fn parse_hint(text: &[u8]) -> (PathBuf, bool) {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     let (path, deleted) = match text.strip_suffix(b" (deleted)") {
@@ -521,8 +598,7 @@ fn parse_hint(text: &[u8]) -> (PathBuf, bool) {
     (PathBuf::from(std::ffi::OsStr::from_bytes(path)), deleted)
 }
 
-/// Takes apart the kernel's own packing of a device number (`new_encode_dev`), which is not the one
-/// of `stat`.
+/// Decodes the kernel's own packing of a device number (`new_encode_dev`), which differs from that of `stat`.
 fn decode(packed: u64) -> DeviceNumber {
     let narrow = |bits: u64| u32::try_from(bits).unwrap_or(u32::MAX);
     DeviceNumber {

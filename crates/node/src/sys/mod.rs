@@ -1,7 +1,7 @@
-//! The doors to the kernel: ioctls and mount calls, each wrapped once, thinly and safely.
+//! The boundary to the kernel: ioctls and mount calls, each wrapped once, thinly and safely.
 //!
-//! `unsafe` is allowed below this module only, in the files that say so, and every block has the
-//! sentence that makes it sound. What is decided with the numbers is decided elsewhere.
+//! `unsafe` is allowed only below this module, in the files that say so, and every block has a SAFETY comment.
+//! Decisions are made elsewhere.
 
 pub mod block;
 pub mod capability;

@@ -49,9 +49,9 @@ fn bits(flags: &[MountFlag]) -> MountFlags {
     flags.iter().map(bit).collect()
 }
 
-/// Mounts the filesystem of `device` where no path leads, and answers its root. The mount is in no
-/// namespace, so nobody can copy or find it, and it ends when the answer is closed, also by the death of
-/// this process. EBUSY if the filesystem is mounted anywhere already, as far as the kernel can tell.
+/// Mounts the filesystem of `device` where no path leads, and returns its root. The mount is in no namespace, so
+/// nobody can copy or find it. It ends when the returned root is closed, also by the death of this process. EBUSY if
+/// the filesystem is already mounted anywhere, as far as the kernel can tell.
 pub fn mount_detached(device: &Path, fs_type: &str, options: &str) -> rustix::io::Result<Detached> {
     let context = rustix::mount::fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, "source", device)?;
@@ -89,9 +89,8 @@ pub struct Detached {
 
 /// Shows what is at `source` also at `target`, alone and without the mounts below it.
 ///
-/// A read-only bind takes two calls, so there is a moment in which the mount can be written
-/// through; nobody has been told of it yet at that moment, and a crash in between is seen and
-/// mended by the next call of the operation, which compares the mode too.
+/// A read-only bind takes two calls, so for a moment the mount is writable. Nobody has been told of it at that moment.
+/// If a crash falls in between, the next call of the operation, which compares the mode too, repairs it.
 pub fn bind(source: &Path, target: impl AsFd, read_only: bool) -> rustix::io::Result<()> {
     let tree = rustix::mount::open_tree(
         CWD,
@@ -122,8 +121,8 @@ pub fn set_read_only(place: impl AsFd) -> rustix::io::Result<()> {
     rustix::mount::mount_remount(proc_path(&place), flags, "")
 }
 
-/// Lets the filesystem mounted at `path` be written to, through this mount and through every bind that is
-/// not read-only itself.
+/// Makes the filesystem mounted at `path` writable, through this mount and through every bind that is not read-only
+/// itself.
 ///
 /// The call replaces the mount's other flags, so those that it was made with are given again.
 pub fn make_writable(path: &Path, asked: &[MountFlag]) -> rustix::io::Result<()> {
@@ -134,6 +133,21 @@ pub fn make_writable(path: &Path, asked: &[MountFlag]) -> rustix::io::Result<()>
 /// stays, and EBUSY says so.
 pub fn unmount(parent: impl AsFd, name: &std::ffi::OsStr) -> rustix::io::Result<()> {
     rustix::mount::unmount(proc_path(parent).join(name), UnmountFlags::NOFOLLOW)
+}
+
+/// Whether the top mount at `name` in the directory `parent` could not be unmounted now, because somebody has a file
+/// or a mount on it. Nothing is changed.
+pub fn is_in_use(parent: impl AsFd, name: &std::ffi::OsStr) -> rustix::io::Result<bool> {
+    let path = proc_path(&parent).join(name);
+    // The first call with this flag only says whether it could, and marks the mount; a second one would unmount it.
+    match rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW | UnmountFlags::EXPIRE) {
+        Err(Errno::BUSY) => Ok(true),
+        // Opening and closing the place takes the mark away, and asks a filesystem that has stopped nothing.
+        Err(Errno::AGAIN) => open_place(&parent, name).map(|_| false),
+        // Somebody else had marked it.
+        Ok(()) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Opens the directory or file `name` in `parent` as a place to mount on, without following a link

@@ -1,4 +1,4 @@
-//! `/proc/self/mountinfo`: what is mounted where, as the kernel tells it.
+//! `/proc/self/mountinfo`: what is mounted where, according to the kernel.
 
 use std::ffi::OsString;
 use std::fs;
@@ -39,8 +39,8 @@ impl Mount {
         has_option(&self.options, "ro") || has_option(&self.super_options, "ro")
     }
 
-    /// Whether the filesystem has turned itself read-only, which drivers do when they find damage. Who
-    /// asks for a read-only mount gets the option on the mount as well.
+    /// Whether the filesystem has turned itself read-only, which drivers do when they find damage. A mount that was
+    /// requested read-only has the option on the mount as well.
     pub fn stopped_writing(&self) -> bool {
         let stopped = |option| has_option(&self.super_options, option);
         !has_option(&self.options, "ro") && (stopped("ro") || stopped("emergency_ro"))
@@ -98,7 +98,7 @@ pub fn of(mounts: &[Mount], device: DeviceNumber) -> impl Iterator<Item = &Mount
     mounts.iter().filter(move |mount| mount.is_of(device))
 }
 
-/// Parses the whole text, or answers the number of the first line that is not in the documented form.
+/// Parses the whole text, or returns the number of the first line that is not in the documented form.
 pub fn parse(text: &[u8]) -> std::result::Result<Vec<Mount>, usize> {
     text.split(|byte| *byte == b'\n')
         .enumerate()

@@ -1,5 +1,5 @@
-//! Memory that is there from the start and stays: never a page that has to be fetched when it is used. It is a part of a
-//! file in memory, so that another process can go on with what it holds.
+//! Memory that is resident from the start and stays so: no page is ever fetched on use. It is part of a memory file,
+//! so another process can continue with its contents.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What carries a volume's bytes to the kernel. Everything above the device is the same for all of them.
+//! How a volume's bytes reach the kernel. Everything above the device is the same for all carriers.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! Mounts of a volume that something else hides.
 //!
-//! Whatever is mounted over a path, or over a directory above it, makes the volume there invisible and
-//! leaves it mounted. Such a path must not pass for one from which the volume is gone.
+//! A mount over a path, or over a directory above it, hides the volume there but leaves it mounted. The volume must
+//! not be taken for unmounted at such a path.
 
 use std::path::Path;
 

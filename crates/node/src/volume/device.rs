@@ -19,10 +19,10 @@ use crate::sys::block::{self, DeviceNumber};
 use crate::sys::loopdev::{self, LoopDevice};
 use crate::sys::mountinfo;
 
-/// A device that a file was just taken off may be open for a moment in somebody's scan.
+/// A device that was just detached may be open for a moment in a scan.
 pub(super) const CLEAR_POLLS_MAX: u32 = 100;
-/// A mount's last user may still be on its way out, and some programs claim every device of the
-/// machine in turn while they look for one (mkfs.btrfs does).
+/// A mount's last user may still be ending, and some programs claim every device of the machine in turn while they
+/// search for one (mkfs.btrfs does).
 const CLAIM_ATTEMPTS_MAX: u32 = 50;
 pub(super) const CLEAR_PAUSE: Duration = Duration::from_millis(10);
 /// A file on FUSE may show its old size for a second (the kernel caches its attributes).
@@ -49,9 +49,9 @@ pub struct AttachedDevice {
 
 /// Puts a device on the file, or adopts the one that is already on it.
 ///
-/// A device in the other mode is replaced if nobody uses it: the mode of a device is fixed when it is
-/// made, and the next user of a volume may want another one than the last. One that is in use is
-/// [`Error::AttachedInOtherMode`], and a volume that another process has as its own [`Error::ForeignUse`].
+/// A device in the other mode is replaced if nobody uses it: its mode is fixed when it is made, and the next user of a
+/// volume may want another. One that is in use is [`Error::AttachedInOtherMode`], and a volume that another process
+/// owns is [`Error::ForeignUse`].
 pub fn attach(backing: &Path, read_only: bool) -> Result<AttachedDevice> {
     own(backing)?;
     let attached = match loopdev::attach(backing, read_only) {
@@ -70,8 +70,7 @@ pub fn attach(backing: &Path, read_only: bool) -> Result<AttachedDevice> {
     describe(attached.device, attached.adopted)
 }
 
-/// Takes the device in the other mode than `read_only` off the file, or answers `otherwise` if that
-/// device is in use.
+/// Detaches the device whose mode is not `read_only` from the file, or returns `otherwise` if that device is in use.
 fn clear_other_mode(backing: &Path, read_only: bool, otherwise: Error) -> Result<()> {
     match detach_owned(backing) {
         Ok(_) => {
@@ -110,7 +109,7 @@ pub(super) fn describe(device: LoopDevice, adopted: bool) -> Result<AttachedDevi
     })
 }
 
-/// Takes the device off the file. Answers whether there was one.
+/// Detaches the device from the file. Returns whether there was one.
 ///
 /// A device that is mounted or otherwise claimed, in any mount namespace, or whose node is published in
 /// this one, is [`Error::Busy`] and is not touched. One that a program merely has open goes away when the program closes it; until then
@@ -156,7 +155,7 @@ fn detach_owned(backing: &Path) -> Result<bool> {
     Err(busy())
 }
 
-/// Opens the device so that nobody else has a claim on it; `None` if somebody keeps one.
+/// Opens the device with an exclusive claim; `None` if another process keeps one.
 pub(super) fn claim(device: &Path) -> Result<Option<File>> {
     // A mount that can be seen from here does not go away by waiting.
     let number = place::number_of(device)?;
@@ -225,8 +224,7 @@ fn usable(size: Bytes) -> Bytes {
     Bytes::new(size.get() / block * block)
 }
 
-/// Whether the file is one that nobody serves any more: a FUSE file whose server is gone. Nothing can be asked of it
-/// but to be taken away.
+/// Whether the file is a FUSE file whose server is gone. It answers no request; it can only be removed.
 pub fn is_unreachable(backing: &Path) -> bool {
     fs::metadata(backing).is_err_and(|error| error.kind() == io::ErrorKind::NotConnected)
 }
@@ -242,10 +240,7 @@ pub(super) fn backing_size(backing: &Path) -> Result<Bytes> {
 pub(super) fn find_loop(backing: &Path) -> Result<Option<LoopDevice>> {
     match loopdev::find(backing) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            let devices = loopdev::list()?;
-            Ok(devices
-                .into_iter()
-                .find(|device| device.backing_deleted && device.backing_hint == backing))
+            loopdev::on_deleted(backing)
         }
         other => other,
     }

@@ -1,4 +1,4 @@
-//! The device rung of a volume that comes by iSCSI: the disk of a session.
+//! The device rung of a volume over iSCSI: the disk of a session.
 
 use std::path::{Path, PathBuf};
 
@@ -15,9 +15,9 @@ use crate::sys::block;
 /// The logical unit that is a volume. A target of ours has no other.
 const UNIT: u64 = 0;
 
-/// Logs in at the target, unless that has been done.
+/// Logs in to the target, unless that is done already.
 ///
-/// A disk that refuses writes and shall not, or the other way round, is changed if nobody uses it.
+/// A disk in the wrong mode (read-only or writable) is changed if nobody uses it.
 pub(super) fn attach(target: &Target, login: &Login, read_only: bool) -> Result<AttachedDevice> {
     let attached = iscsi::attach(target, login, UNIT)?;
     if !attached.adopted {

@@ -1,4 +1,4 @@
-//! What is wrong with a volume, as it was observed.
+//! Observed faults of a volume.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -56,8 +56,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether the volume cannot be used as it is: nothing is to be mounted over it, and nothing mended by that.
-    /// With the others it is used at the size that it has; growing it is refused where it is tried.
+    /// Whether the volume cannot be used as it is: nothing is mounted on top, because that would repair nothing. With
+    /// the other faults it is used at its present size, and a growth is refused when it is tried.
     pub fn breaks_use(&self) -> bool {
         match self {
             Fault::BackingDeleted
@@ -131,8 +131,8 @@ impl fmt::Display for Fault {
 }
 
 impl Observation {
-    /// What is missing of a volume that was in use: with a filesystem or as a device, at these paths. The
-    /// kernel alone does not know what should be there; whoever brought it into use does.
+    /// What is missing of a volume that was in use: with a filesystem or as a device, at these paths. The kernel alone
+    /// does not know what should be there; the caller that brought it into use does.
     pub fn missing(&self, with_filesystem: bool, paths: &[PathBuf]) -> Vec<Fault> {
         if self.device.is_none() {
             return vec![Fault::DeviceGone];

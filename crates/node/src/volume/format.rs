@@ -1,20 +1,19 @@
-//! A filesystem on a device that has none, safely against crashes and never over foreign content.
+//! Makes a filesystem on a device that has none, safe against crashes and never over foreign content.
 //!
-//! mkfs is not atomic. A crash in the middle leaves bytes that are neither empty nor a filesystem, and
-//! nobody could tell them from foreign content. So the intent is made durable first, in a small note
-//! beside the mounts, with the identity that the filesystem is to have:
+//! mkfs is not atomic. A crash in the middle leaves bytes that are neither empty nor a filesystem, and nobody could
+//! tell them from foreign content. So the intent is made durable first, in a small note next to the mounts, with the
+//! identity that the filesystem will have:
 //!
 //! ```text
 //!   device empty ──▶ note written ──▶ mkfs ──▶ note removed
 //! ```
 //!
-//! While the note exists, torn content is ours and is made again; content that mkfs cannot have left
-//! is foreign as ever. A *finished* filesystem is never
-//! made again, note or not: another node may have used it meanwhile.
+//! While the note exists, torn content is ours and is formatted again; content that mkfs cannot have left is foreign
+//! as ever. A *finished* filesystem is never formatted again, note or not: another node may have used it meanwhile.
 //!
-//! Whoever brings the volume into use writes down, beside its bytes and before anybody can use them, that it was
-//! formatted. From then on an empty device is a loss: it is told, and never formatted. A death before that was written
-//! down cannot have cost anything, since nobody had the filesystem yet.
+//! The caller that brings the volume into use records, next to its bytes and before anybody can use them, that it was
+//! formatted. From then on an empty device is a loss: it is reported, and never formatted. A death before that record
+//! cannot have cost anything, since nobody had the filesystem yet.
 
 use std::fs;
 use std::io;
@@ -34,8 +33,8 @@ use crate::holders;
 use crate::probe::{self, Content, Foreign};
 use crate::sys::block;
 
-/// mkfs fails if anybody has a claim on the device at that moment, be it a scan, or a program that is
-/// just being started by another thread and has our own claim until it runs.
+/// mkfs fails if another process has a claim on the device at that moment: a scan, or a program that another thread is
+/// just starting, which has our own claim until it runs.
 const MAKE_ATTEMPTS_MAX: u32 = 3;
 const MAKE_PAUSE: Duration = Duration::from_millis(100);
 
@@ -63,7 +62,7 @@ pub fn ensure_filesystem(device: &Path, kind: FilesystemKind, note: &Path) -> Re
     ensure_filesystem_with_past(device, kind, note, Past::Unused)
 }
 
-/// As [`ensure_filesystem`], of a volume with that past: on one that was formatted before, an empty device is
+/// As [`ensure_filesystem`], for a volume with that past: if it was formatted before, an empty device is
 /// [`Error::FilesystemGone`].
 pub fn ensure_filesystem_with_past(
     device: &Path,
@@ -133,7 +132,7 @@ fn observe_and_make(
     }
 }
 
-/// Whether an mkfs for that identity can have left this content when it was cut short.
+/// Whether an interrupted mkfs for that identity can have left this content.
 fn could_be_torn(found: &Content, intent: Uuid) -> bool {
     match found {
         Content::Filesystem { uuid, state, .. } => *uuid == intent && *state == State::Unfinished,
@@ -146,8 +145,8 @@ fn could_be_torn(found: &Content, intent: Uuid) -> bool {
 
 /// Runs mkfs on content that was checked a moment ago, and closes the note.
 ///
-/// The claim of the check cannot be held while mkfs runs, because mkfs claims the device itself; so
-/// nothing but another mkfs in between could slip through, and xfs's and btrfs's look once more.
+/// The claim of the check cannot be held while mkfs runs, because mkfs claims the device itself. So only another mkfs
+/// in between could slip through, and those of xfs and btrfs check once more.
 fn finish(
     device: &Path,
     kind: FilesystemKind,

@@ -1,20 +1,18 @@
 //! Growth of a filesystem that nobody uses.
 //!
-//! None of the filesystems grows without being mounted, except with tools that want a full check first. So
-//! it is mounted for the moment of its growth, where no path leads to it, on a device that exists only for
-//! that moment:
+//! None of the filesystems grows without being mounted, except with tools that want a full check first. So it is
+//! mounted just for its growth, where no path leads to it, on a device that exists only for that:
 //!
 //! ```text
 //!   temporary device ──▶ check ──▶ detached mount ──▶ grow, read back ──▶ close ──▶ read back
 //! ```
 //!
-//! Both are kept by open descriptors of this process alone. Whatever ends the process closes them, the
-//! kernel unmounts and detaches, and there is nothing to find or to clean afterwards.
+//! Only open descriptors of this process hold both. When the process ends, for whatever reason, they close, the kernel
+//! unmounts and detaches, and there is nothing to clean up.
 //!
-//! Invariant: a filesystem that was not left cleanly, or that records errors, is not mounted here. Its next
-//! user's mount replays the journal, and grows it then. A full check by the filesystem's own program is not
-//! made: it reads all metadata, which takes minutes where the growth takes milliseconds, and the drivers
-//! verify what they read.
+//! Invariant: a filesystem that was not unmounted cleanly, or that records errors, is not mounted here. Its next mount
+//! by a user replays the journal, and grows it then. No full check by the filesystem's own program is made: it reads
+//! all metadata, which takes minutes where the growth takes milliseconds, and the drivers verify what they read.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -35,16 +33,16 @@ use crate::sys::loopdev::{self, LoopDevice, Temporary};
 use crate::sys::mount::{self, Detached};
 use crate::sys::mountinfo::{self, Mount};
 
-/// How often a mount is tried while a scan has the device for a moment, and the pause between.
+/// How often a mount is tried while a scan has the device for a moment, and the pause in between.
 const MOUNT_ATTEMPTS_MAX: u32 = 50;
 const MOUNT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Raises the filesystem in the file `backing` to fill it, and reads the size back. Nobody needs to use the
-/// volume, and nobody is disturbed by it.
+/// Raises the filesystem in the file `backing` to fill it, and reads the size back. The volume need not be in use, and
+/// its users are not disturbed.
 ///
-/// A device that is on the file already is used, and raised with it; without one, a temporary device is.
-/// If the volume turns out to be mounted where this process can see it, it grows through that mount. If it
-/// is in use elsewhere, this is [`Error::Busy`].
+/// If a device is already on the file, it is used, and raised with it; otherwise a temporary device is. If the volume
+/// turns out to be mounted where this process can see it, it grows through that mount. If it is in use elsewhere, this
+/// is [`Error::Busy`].
 pub fn grow_idle(backing: &Path, kind: FilesystemKind) -> Result<Outcome> {
     let newly_owned = own::own(backing)?;
     let outcome = grow_owned(backing, kind);
@@ -122,8 +120,8 @@ fn grow_through(mount: &Mount, device: &LoopDevice, kind: FilesystemKind) -> Res
     Ok(outcome)
 }
 
-/// Looks at the filesystem on a device that nobody else claims, read afresh: it has to be of that kind,
-/// cleanly unmounted and without recorded errors.
+/// Checks the filesystem on a device that nobody else claims, read from the disk: it must be of that kind, cleanly
+/// unmounted and without recorded errors.
 fn check(path: &Path, number: DeviceNumber, kind: FilesystemKind) -> Result<Geometry> {
     let claim = claim(path)?.ok_or_else(|| busy(path, number))?;
     block::drop_cache(&claim).context("drop the cache of", path)?;
@@ -189,8 +187,8 @@ fn mount_patiently(path: &Path, number: DeviceNumber, kind: FilesystemKind) -> R
     }
 }
 
-/// Closes the device and waits until it is gone. Who has it open for a scan delays that; the device goes
-/// away with them then.
+/// Closes the device and waits until it is gone. A scan that has it open delays that; the device then goes with the
+/// scan.
 fn release(temporary: Temporary) -> Result<()> {
     let device = temporary.release();
     for _ in 0..CLEAR_POLLS_MAX {

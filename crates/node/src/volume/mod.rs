@@ -8,14 +8,15 @@
 //!                consumer's path
 //! ```
 //!
-//! Every operation observes first and then does only what is missing, so it can be repeated after a
-//! crash at any point, and says by its answer whether it changed anything. A volume's filesystem is
-//! mounted once, at a private place that can be written to; consumers see it through binds, which
-//! may be read-only. Growth goes through the private mount, because a read-only bind refuses it.
+//! Every operation observes first and then does only what is missing, so it can be repeated after a crash at any
+//! point. Its answer says whether it changed anything. A volume's filesystem is mounted once, at a private place that
+//! is writable; consumers see it through binds, which may be read-only. Growth goes through the private mount, because
+//! a read-only bind refuses it.
 //!
-//! The caller runs one operation on a volume at a time, and no two processes work on one volume: the first
-//! that attaches, grows or detaches it owns it until it detaches it or ends.
+//! The caller runs one operation on a volume at a time, and no two processes work on one volume: the first that
+//! attaches, grows or detaches it owns it until it detaches it or ends.
 
+mod carried;
 mod carrier;
 mod cover;
 mod device;
@@ -35,6 +36,7 @@ use trellis_api::step::{Step, reached};
 use crate::error::Result;
 use crate::filesystem::{self, FilesystemKind, Outcome};
 
+pub use carried::{Carried, CarriedBy, carried, refuse_used_mount};
 pub use carrier::Carrier;
 pub use device::{AttachedDevice, attach, detach, grow_device, is_unreachable};
 pub use fault::Fault;

@@ -1,4 +1,4 @@
-//! What is true of a volume on this node now, from the kernel alone.
+//! The state of a volume on this node, from the kernel alone.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct Observation {
     pub staged_read_only: bool,
     /// Where else it can be seen.
     pub publications: Vec<Publication>,
-    /// What is wrong with it, as far as the kernel alone tells; [`Observation::missing`] has the rest.
+    /// Its faults, as far as the kernel alone knows; [`Observation::missing`] has the rest.
     pub faults: Vec<Fault>,
 }
 

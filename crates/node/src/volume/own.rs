@@ -1,9 +1,9 @@
 //! One process at a time works on a volume.
 //!
-//! Devices and mounts outlive the process that made them, and any process can adopt them. Two agents that
-//! adopt one device would each grow, mount and detach what the other believes to be its own. So whoever
-//! changes anything about a volume holds a lock on the volume's file, on a descriptor that nothing else
-//! has: it ends with the process, however that ends, and a restarted one takes it again.
+//! Devices and mounts outlive the process that made them, and any process can adopt them. If two agents adopted one
+//! device, each would grow, mount and detach what the other believes to be its own. So a process that changes anything
+//! about a volume holds a lock on the volume's file, on a descriptor of its own. The lock ends with the process,
+//! however that ends, and a restarted process takes it again.
 //!
 //! The lock is `flock`: QEMU and the filesystems' tools do not use it on files, udev uses it on devices,
 //! and on a network filesystem it reaches the other machines.
@@ -35,8 +35,8 @@ fn owned() -> MutexGuard<'static, BTreeMap<FileIdentity, File>> {
     OWNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes this process the owner of the volume, or refuses with [`Error::ForeignUse`]. Answers whether it
-/// has become so now. A file that is gone has no owner: nobody else can begin to use it.
+/// Makes this process the owner of the volume, or refuses with [`Error::ForeignUse`]. Returns whether it has become
+/// the owner now. A file that is gone has no owner: nobody else can begin to use it.
 pub(super) fn own(backing: &Path) -> Result<bool> {
     let file = match File::open(backing) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -107,7 +107,7 @@ fn holder(identity: FileIdentity) -> Option<u32> {
     text.lines().find_map(|line| parse_holder(line, identity))
 }
 
-/// Takes a line apart: number, kind, mode, access, process, and the file with its device in hexadecimal.
+/// Parses a line: number, kind, mode, access, process, and the file with its device in hexadecimal.
 fn parse_holder(line: &str, (device, inode): FileIdentity) -> Option<u32> {
     let mut fields = line.split_whitespace().skip(1);
     if fields.next()? != "FLOCK" {

@@ -1,8 +1,8 @@
-//! A path where something is to be mounted, held by its parent directory.
+//! A path for a mount, held through its parent directory.
 //!
-//! The parent is opened once and everything is done relative to it, so that a rename or a symbolic
-//! link that appears meanwhile cannot lead a mount elsewhere. Links in the directories above are
-//! followed, as many systems have them; the last component must not be one.
+//! The parent is opened once and everything is done relative to it, so a later rename or symbolic link cannot lead a
+//! mount elsewhere. Links in the directories above are followed, because many systems have them; the last component
+//! must not be one.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use crate::sys::block::DeviceNumber;
 use crate::sys::mount;
 use crate::sys::mountinfo::{self, Mount};
 
-/// Marks a directory or file that was made here, so that it is removed again, also by a later process.
+/// Marks a directory or file that was made here, so that it is removed again, even by a later process.
 const MARK: &str = "trusted.trellis.made";
 /// Others have no business below a volume's mount point before it is mounted.
 const DIRECTORY_MODE: u32 = 0o750;
@@ -132,8 +132,8 @@ impl Place {
         mount::root_mount_id(&self.parent, &place).context("look at", &self.path)
     }
 
-    /// A descriptor to mount on: what is there if it fits, or made anew and marked. Nothing that is
-    /// there is changed.
+    /// A descriptor to mount on: the existing place if it fits, or a new one that is marked. Nothing that exists is
+    /// changed.
     pub(super) fn prepare(&self, wanted: Wanted) -> Result<OwnedFd> {
         let problem = |reason| {
             Err(Error::UnusablePath {
@@ -188,6 +188,14 @@ impl Place {
         Ok(entries.next().is_none())
     }
 
+    /// Whether what is mounted here could not be unmounted now. Nothing is changed.
+    pub(super) fn is_in_use(&self) -> Result<bool> {
+        if self.mounted_id()?.is_none() {
+            return Ok(false);
+        }
+        mount::is_in_use(&self.parent, &self.name).context("look at", &self.path)
+    }
+
     /// Unmounts what is visible here; [`Error::Busy`] names who uses it.
     pub(super) fn unmount(&self) -> Result<()> {
         let mut attempts_left = UNMOUNT_ATTEMPTS_MAX;
@@ -209,7 +217,7 @@ impl Place {
         }
     }
 
-    /// Removes the place if it was made here and holds nothing. Answers whether it did.
+    /// Removes the place if it was made here and is empty. Returns whether it did.
     ///
     /// Removing a directory makes the kernel drop the mounts that copies of this mount namespace have
     /// on it, so that a container that was started meanwhile does not pin the volume for life; one

@@ -1,4 +1,4 @@
-//! Mounting a volume at its private place, and showing it to consumers.
+//! Mounts a volume at its private place, and shows it to consumers.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -61,9 +61,8 @@ pub(super) const fn mount_options(kind: FilesystemKind) -> &'static str {
 
 /// Mounts the device's filesystem at the volume's private place, which is made if it is absent.
 ///
-/// A private mount that is read-only because all its consumers were is made writable when the first
-/// one comes that writes; the others' binds stay read-only. The way back is not taken: a mount that
-/// can be written to serves readers as well.
+/// A private mount that is read-only because all its consumers were is made writable when the first writing consumer
+/// comes; the others' binds stay read-only. It is never changed back: a writable mount serves readers as well.
 pub fn stage(
     device: &Path,
     kind: FilesystemKind,
@@ -73,7 +72,7 @@ pub fn stage(
     stage_with(device, kind, staging, read_only, &MountOptions::default())
 }
 
-/// As [`stage`], with options of the owner's. A mount that is there already keeps those that it was made with.
+/// As [`stage`], with mount options of the owner. An existing mount keeps the options that it was made with.
 pub fn stage_with(
     device: &Path,
     kind: FilesystemKind,
@@ -110,8 +109,8 @@ pub fn stage_with(
     Ok(Published::Mounted)
 }
 
-/// Mounts, and waits out a moment in which somebody else claims the device: mkfs.btrfs looks into every
-/// device of the machine, and holds each for an instant.
+/// Mounts, and waits while another process claims the device for a moment: mkfs.btrfs looks into every device of the
+/// machine, and holds each for an instant.
 fn mount_patiently(
     device: &Path,
     target: &OwnedFd,
@@ -133,8 +132,8 @@ fn mount_patiently(
     }
 }
 
-/// Unmounts the private mount and removes its directory. Answers whether something was mounted;
-/// something else there is treated as in [`unpublish`].
+/// Unmounts the private mount and removes its directory. Returns whether something was mounted; anything else there is
+/// treated as in [`unpublish`].
 pub fn unstage(staging: &Path, device: Option<DeviceNumber>) -> Result<bool> {
     let Some(place) = Place::find(staging)? else {
         refuse_covered(staging, device)?;
@@ -214,12 +213,11 @@ pub fn publish(source: Source<'_>, path: &Path, read_only: bool) -> Result<Publi
     Ok(Published::Mounted)
 }
 
-/// Takes the volume on that device from the consumer's path, and removes the path if publishing made
-/// it. `None` says that the volume has no device any more, so that nothing of it can be mounted.
-/// Answers whether something was unmounted.
+/// Removes the volume on that device from the consumer's path, and removes the path if publishing made it. `None` says
+/// that the volume no longer has a device, so nothing of it can be mounted. Returns whether something was unmounted.
 ///
-/// Something else at the path is an error and stays: [`Error::Busy`] if the volume is still mounted
-/// underneath it, else [`Error::UnusablePath`].
+/// Anything else at the path is an error and stays: [`Error::Busy`] if the volume is still mounted underneath it, else
+/// [`Error::UnusablePath`].
 pub fn unpublish(path: &Path, device: Option<DeviceNumber>) -> Result<bool> {
     let Some(place) = Place::find(path)? else {
         refuse_covered(path, device)?;

@@ -1,12 +1,15 @@
 //! The ladder of a claim as a person or a program reads it: every measured rung with its state.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
-use trellis_api::kinds::{Replica, ReplicaPhase, RungStatus};
+use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaState, RungStatus};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
+use trellis_control::claim::redundancy::{CopySeen, seen};
 use trellis_control::view::View;
 
+use super::health::{degraded, state_word};
 use super::{Held, condition, goal, held, reported, requested};
 use crate::output::Tone;
 
@@ -15,7 +18,7 @@ const REFUSED: &str = "ControllerResizeError";
 /// The condition of a claim whose filesystem waits for a mount.
 const FILESYSTEM_PENDING: &str = "FileSystemResizePending";
 
-/// A claim's rungs, lowest first. Its form in JSON and YAML stands in `docs/cli.md` and is stable.
+/// A claim's rungs, lowest first. The JSON and YAML form is documented in `docs/cli.md` and is stable.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ladder {
@@ -29,8 +32,11 @@ pub struct Ladder {
     pub capacity: Option<Bytes>,
     /// The rungs.
     pub rungs: Vec<RungView>,
-    /// What keeps it.
+    /// What holds it.
     pub hold: Option<Held>,
+    /// What its copies lack; that does not stop a growth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub degraded: Option<Held>,
 }
 
 /// One rung.
@@ -49,14 +55,17 @@ pub struct RungView {
     pub size: Bytes,
     /// The same as a plain number.
     pub bytes: u64,
-    /// When it was measured; none where it was read from a superblock at some time before.
+    /// When it was measured; none if it was read from a superblock some time before.
     pub observed_at: Option<MicroTime>,
     /// How long its last raise took.
     pub took_micros: Option<u64>,
     /// Where it stands.
     pub state: RungState,
-    /// What keeps it.
+    /// What holds it.
     pub hold: Option<Hold>,
+    /// How one of several copies was seen last, and when if that is not now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy: Option<String>,
     /// What else is worth knowing of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
@@ -76,6 +85,8 @@ pub enum RungState {
     Held,
     /// It is a filesystem that grows as part of the next mount.
     GrowsWhenMounted,
+    /// It is a copy that is away or silent now; its size is the last known one.
+    Unheard,
 }
 
 impl RungState {
@@ -84,12 +95,12 @@ impl RungState {
         matches!(self, RungState::Held | RungState::GrowsWhenMounted)
     }
 
-    /// How it is meant.
+    /// The tone of the word.
     pub fn tone(self) -> Tone {
         match self {
             RungState::Ok => Tone::Good,
             RungState::Rising | RungState::Waiting => Tone::Moving,
-            RungState::Held | RungState::GrowsWhenMounted => Tone::Bad,
+            RungState::Held | RungState::GrowsWhenMounted | RungState::Unheard => Tone::Bad,
         }
     }
 }
@@ -104,6 +115,10 @@ impl RungView {
             (RungState::Rising, _) => "rising".to_owned(),
             (RungState::Waiting, _) => "waiting".to_owned(),
             (RungState::GrowsWhenMounted, _) => "grows when mounted".to_owned(),
+            (RungState::Unheard, _) => self
+                .copy
+                .as_ref()
+                .map_or_else(|| "unheard".to_owned(), |copy| copy.clone()),
         }
     }
 
@@ -128,6 +143,7 @@ pub fn ladder(view: &View) -> Ladder {
         capacity: reported(view),
         rungs: rungs(view),
         hold: held(view),
+        degraded: degraded(view, Timestamp::now()).map(|hold| Held::new(None, hold)),
     }
 }
 
@@ -144,9 +160,9 @@ pub fn rungs(view: &View) -> Vec<RungView> {
     let mut rungs: Vec<RungView> = view
         .replicas
         .iter()
-        .map(|each| replica(each, want, refused.as_ref()))
+        .map(|each| replica(view, each, want, refused.as_ref()))
         .collect();
-    let mut reached = rungs.iter().all(|rung| rung.state == RungState::Ok);
+    let mut reached = is_reached_by_copies(view, &rungs);
     if let Some(target) = &view.target
         && let Some(measured) = target
             .status
@@ -165,16 +181,30 @@ pub fn rungs(view: &View) -> Vec<RungView> {
     rungs
 }
 
-/// The lowest rung. A growth that was refused before it began is kept here: it is the room on the
-/// replica's pool that is missing.
-fn replica(replica: &Replica, want: Bytes, refused: Option<&Hold>) -> RungView {
+/// Whether the copies let the rungs above them rise: of several, as many as must have a write.
+fn is_reached_by_copies(view: &View, copies: &[RungView]) -> bool {
+    let is_there = |rung: &&RungView| rung.state == RungState::Ok;
+    let there = copies.iter().filter(is_there).count();
+    let several = view.volume.as_ref().filter(|volume| volume.spec.replicated);
+    let needed = several.map(|volume| volume.spec.consistency_factor);
+    let needed = needed.and_then(|factor| usize::try_from(factor).ok());
+    there >= needed.unwrap_or(copies.len()).min(copies.len())
+}
+
+/// The lowest rung. A growth that was refused before it began is held here: the room on the replica's pool is what is
+/// missing.
+fn replica(view: &View, replica: &Replica, want: Bytes, refused: Option<&Hold>) -> RungView {
+    let seen = replica.is_of_several().then(|| seen(view, replica));
+    let is_heard =
+        |copy: &CopySeen| !matches!(copy.state, Some(ReplicaState::Away | ReplicaState::Silent));
     let status = replica.status.clone().unwrap_or_default();
     let size = status.capacity.unwrap_or_default();
     let failed = status.phase == ReplicaPhase::Failed;
     let hold = status.hold.or_else(|| refused.cloned());
     let state = match (size >= want && !failed, &hold) {
-        (true, _) => RungState::Ok,
         (false, Some(_)) => RungState::Held,
+        _ if !seen.as_ref().is_none_or(is_heard) => RungState::Unheard,
+        (true, _) => RungState::Ok,
         (false, None) => RungState::Rising,
     };
     let rung = status.rung;
@@ -188,6 +218,7 @@ fn replica(replica: &Replica, want: Bytes, refused: Option<&Hold>) -> RungView {
         took_micros: rung.and_then(|rung| Some(rung.raised?.took_micros)),
         hold: hold.filter(|_| state == RungState::Held),
         state,
+        copy: seen.map(|copy| state_word(&copy, Timestamp::now())),
         note: None,
     }
 }
@@ -210,6 +241,7 @@ fn upper(measured: &RungStatus, node: &str, want: Bytes, reached: bool) -> RungV
         took_micros: measured.raised.as_ref().map(|raised| raised.took_micros),
         hold: measured.hold.clone().filter(|_| state == RungState::Held),
         state,
+        copy: None,
         note: measured.note.clone(),
     }
 }
@@ -239,14 +271,12 @@ fn uses(view: &View, want: Bytes, reached: bool) -> Vec<RungView> {
     rungs
 }
 
-/// The filesystem on a volume that nobody uses, as its superblock tells.
+/// The filesystem on a volume that nobody uses, as its superblock says.
 fn idle(view: &View, want: Bytes, reached: bool) -> Option<RungView> {
     view.volume.as_ref()?.spec.filesystem?;
-    let found = view.replicas.iter().find_map(|each| {
-        let content = each.status.as_ref()?.content.as_ref()?;
-        Some((content.clone(), content.size?, each.spec.node.clone()))
-    });
-    let (content, size, node) = found?;
+    let mut contents = view.contents().into_iter().flatten();
+    let (content, size) = contents.find_map(|content| Some((content.clone(), content.size?)))?;
+    let node = view.target.as_ref().map(|target| target.spec.node.clone());
     let state = if size >= want || (content.full && reached) {
         RungState::Ok
     } else if reached {
@@ -268,13 +298,14 @@ fn idle(view: &View, want: Bytes, reached: bool) -> Option<RungView> {
     Some(RungView {
         rung: Rung::Filesystem,
         pool: None,
-        node: Some(node),
+        node,
         size,
         bytes: size.get(),
         observed_at: None,
         took_micros: None,
         hold: (state == RungState::GrowsWhenMounted).then_some(hold),
         state,
+        copy: None,
         note: None,
     })
 }

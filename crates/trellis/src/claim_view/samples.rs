@@ -45,7 +45,7 @@ fn rung(name: &str, size: Bytes, full: bool, micros: u64) -> Value {
     })
 }
 
-/// A copy on pool `default` that shall have `goal` gibibytes and has `size`.
+/// A copy on pool `default` that should have `goal` gibibytes and has `size`.
 pub fn replica(goal: u64, size: Option<u64>) -> Replica {
     let status = size.map(|size| {
         json!({

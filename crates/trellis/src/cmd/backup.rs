@@ -9,17 +9,18 @@ use trellis_apiserver::{BACKUP_PATH, Error};
 use crate::cli::Global;
 use crate::connect::connect;
 use crate::exit::{Ended, from_service};
+use crate::incarnation;
 use crate::output;
 
 /// The file in the data directory that holds everything.
 const STORE: &str = "store.redb";
 
-/// Writes everything that is stored to a file that its owner alone can read. A service that runs goes on meanwhile.
+/// Writes everything that is stored to a file that only its owner can read. A running service goes on meanwhile.
 pub async fn backup(global: &Global, file: &Path) -> anyhow::Result<()> {
     let store = global.data.join(STORE);
     let backup = match Backup::of_file(&store) {
         Ok(backup) => backup,
-        // A service has it open, so that the service is asked.
+        // A service has it open, so the service is asked.
         Err(Error::InUse { .. }) => from_running(global, file).await?,
         Err(_) if !store.exists() => from_running(global, file).await?,
         Err(error) => return Err(error.into()),
@@ -45,7 +46,7 @@ async fn from_running(global: &Global, file: &Path) -> anyhow::Result<Backup> {
     Ok(Backup::read(text.as_bytes(), file)?)
 }
 
-/// Makes the store hold what a backup holds. The store that is there is kept beside it.
+/// Replaces the content of the store by that of a backup. The previous store is kept next to it.
 pub fn restore(global: &Global, file: &Path) -> anyhow::Result<()> {
     let text = std::fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let backup = Backup::read(&text, file)?;
@@ -58,6 +59,9 @@ pub fn restore(global: &Global, file: &Path) -> anyhow::Result<()> {
         }
         Err(error) => return Err(error.into()),
     };
+    // What was in use then need not be now. It is brought back, as after a restart of the machine.
+    incarnation::begin(&global.data)
+        .with_context(|| format!("{} cannot be written to", global.data.display()))?;
     let mut said = format!(
         "{} objects as of revision {} are restored; start the service with `trellis up`\n",
         restored.objects, backup.revision
@@ -70,7 +74,7 @@ pub fn restore(global: &Global, file: &Path) -> anyhow::Result<()> {
     }
     said.push_str(
         "volumes keep the sizes that they have; copies that were made since are kept, shown by `trellis pool ls`, and \
-         taken in by `trellis recover --from-pools`\n",
+         taken in by `trellis recover --from-pools`; what was mounted when the backup was made is mounted again\n",
     );
     output::print(&said)
 }

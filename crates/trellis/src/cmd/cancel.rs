@@ -1,8 +1,8 @@
-//! `trellis cancel`: calls off what is not committed of a growth, and says what was and was not undone.
+//! `trellis cancel`: cancels the part of a growth that is not committed yet, and says what was undone and what was not.
 //!
-//! A cluster's API server takes no request back to exactly the size that a claim reports, only to one
-//! above it (it answers "field can not be less than status.capacity" to the size itself). So where
-//! nothing has been committed yet, the request is lowered to the next size that a volume can have.
+//! A cluster's API server does not allow a request to go back to exactly the size that a claim reports, only to one
+//! above it (for the size itself it answers "field can not be less than status.capacity"). So if nothing has been
+//! committed yet, the request is lowered to the next size that a volume can have.
 
 use serde::Serialize;
 use trellis_api::Bytes;
@@ -14,7 +14,7 @@ use crate::cli::{Cancel, Global};
 use crate::connect::connect;
 use crate::output;
 
-/// Calls off a growth.
+/// Cancels a growth.
 pub async fn run(global: &Global, verb: &Cancel) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let view = load(&service, &verb.claim).await?;
@@ -34,7 +34,7 @@ enum Undoing {
     Nothing,
     /// It has no volume yet, and Kubernetes changes the request of bound claims only.
     Unbound,
-    /// All that was asked for is committed already, or is the least that can be asked for.
+    /// All that was asked for is already committed, or is the least that can be asked for.
     Committed,
     /// The request can be lowered.
     Lower {
@@ -72,7 +72,7 @@ impl Undoing {
     }
 }
 
-/// What was and was not undone.
+/// What was undone and what was not.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {

@@ -1,4 +1,4 @@
-//! `--watch`: an answer is given again whenever something changes.
+//! `--watch`: prints the answer again whenever something changes.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,12 +11,17 @@ use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
 
+use super::patience::answered;
 use crate::cli::{Format, Output};
 use crate::exit::Ended;
 use crate::output;
 
 /// Changes that come within this time of the first are shown together.
 const BURST: Duration = Duration::from_millis(50);
+
+/// How often to look although nothing has changed: no watch tells how full a volume is, and a frozen service says
+/// nothing.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Moves a terminal's cursor home and clears what follows.
 const CLEAR: &str = "\u{1b}[H\u{1b}[2J";
@@ -46,22 +51,67 @@ where
     Given: Future<Output = anyhow::Result<String>>,
 {
     let mut changes = changes(client);
-    let mut last = answer().await?;
+    let mut last = answered(answer()).await?;
     output::print(&framed(how.output, &last, true))?;
-    while changes.next().await.is_some() {
-        tokio::time::sleep(BURST).await;
-        while let Some(Some(())) = changes.next().now_or_never() {}
-        let text = match answer().await {
-            // A service that restarts comes back, and its watches with it.
-            Err(error) if matches!(error.downcast_ref(), Some(Ended::Unreachable(_))) => continue,
+    let mut is_silent = false;
+    loop {
+        let is_change = tokio::select! {
+            change = changes.next() => change.is_some(),
+            () = tokio::time::sleep(LOOK_EVERY) => false,
+        };
+        if is_change {
+            tokio::time::sleep(BURST).await;
+            while let Some(Some(())) = changes.next().now_or_never() {}
+        }
+        let text = match answered(answer()).await {
+            // A service that restarts comes back, and its watches with it. Until then nobody should take what is shown
+            // for the present state.
+            Err(error) if is_away(&error) => {
+                if !is_silent {
+                    output::say(&format!("{error:#}; what is shown is from before"));
+                }
+                is_silent = true;
+                continue;
+            }
             other => other?,
         };
-        if text != last {
+        if std::mem::take(&mut is_silent) {
+            output::say("the service answers again");
+        }
+        let is_news = if is_change || output::terminal() {
+            text != last
+        } else {
+            without_times(&text) != without_times(&last)
+        };
+        if is_news {
             output::print(&framed(how.output, &text, false))?;
             last = text;
         }
     }
-    Ok(())
+}
+
+/// Whether nobody answers.
+fn is_away(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(Ended::Unreachable(_) | Ended::TimedOut(_))
+    )
+}
+
+/// The text without what changes by itself: how long ago something was measured, and when.
+fn without_times(text: &str) -> String {
+    let mut kept = String::new();
+    for line in text.lines().filter(|line| !line.contains("observedAt")) {
+        let words = line.split_whitespace().collect::<Vec<_>>();
+        let is_age = |index: usize| words.get(index + 1) == Some(&"ago");
+        let rest = words.iter().enumerate();
+        let rest = rest
+            .filter(|(index, _)| !is_age(*index))
+            .map(|(_, word)| *word);
+        kept.push_str(&rest.collect::<Vec<_>>().join(" "));
+        kept.push('\n');
+    }
+    kept
 }
 
 /// On a terminal the new answer takes the place of the old one; in a pipe it follows it.

@@ -1,21 +1,22 @@
-//! `trellis df`: every claim, what was asked for, what it has, how full it is.
+//! `trellis df`: what every claim asked for, what it has, and how full it is.
 
-use std::path::Path;
-
+use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
-use trellis_api::kinds::{Attachment, Usage};
+use trellis_api::kinds::Usage;
 use trellis_api::{Bytes, Hold};
-use trellis_control::view::{View, now};
-use trellis_node::sys::mountinfo::{self, Mount};
+use trellis_control::view::View;
 
-use super::changes;
-use crate::claim_view::{State, load, load_all, reported, requested};
+use super::measured::ClaimNow;
+use super::{changes, measured};
+use crate::claim_view::{State, asks_for, load, load_all, reported, requested};
 use crate::cli::{Df, Global};
 use crate::connect::{Service, connect};
-use crate::machine::fill;
 use crate::output::{self, Table, Tone, UNKNOWN, age, human_or_unknown};
+
+/// How many claims are measured at the same time.
+const MEASURED_AT_ONCE: usize = 16;
 
 /// Shows claims and how full they are.
 pub async fn run(global: &Global, verb: &Df) -> anyhow::Result<()> {
@@ -38,9 +39,11 @@ async fn answer(service: &Service, verb: &Df) -> anyhow::Result<String> {
         }
         None => load_all(&service.client, namespace).await?,
     };
-    // Mounts that cannot be read are no mounts of ours: what the nodes reported is shown then.
-    let mounts = mountinfo::read().unwrap_or_default();
-    let lines: Vec<Line> = views.iter().map(|view| Line::of(view, &mounts)).collect();
+    let timely = measured::timely();
+    let lines = futures::stream::iter(&views)
+        .map(|view| async { Line::of(view, measured::claim(&timely, view).await) })
+        .buffered(MEASURED_AT_ONCE);
+    let lines: Vec<Line> = lines.collect().await;
     output::text(verb.output.output, &lines, |wide| {
         if lines.is_empty() {
             return match namespace {
@@ -63,6 +66,10 @@ struct Line {
     capacity: Option<Bytes>,
     usage: Option<Usage>,
     use_percent: Option<u64>,
+    /// Whether the usage was measured for this answer; otherwise its node reported it earlier.
+    measured_now: bool,
+    /// The space that its copies on this machine take on their disks.
+    allocated: Option<Bytes>,
     state: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     hold: Option<Hold>,
@@ -72,19 +79,23 @@ struct Line {
     devices: Vec<String>,
     pools: Vec<String>,
     volume: Option<String>,
+    /// The size that it asks for, in words.
+    #[serde(skip)]
+    asks_for: String,
     #[serde(skip)]
     tone: Option<Tone>,
 }
 
 impl Line {
-    fn of(view: &View, mounts: &[Mount]) -> Line {
+    fn of(view: &View, now: ClaimNow) -> Line {
         let state = State::of(view);
         let claim = view.claim.as_deref();
         let spec = claim.and_then(|claim| claim.spec.as_ref());
-        let usage = view
-            .attachments
-            .iter()
-            .find_map(|each| usage(view, each, mounts));
+        let measured_now = now.usage.is_some();
+        // What was not measured now is shown as its node last reported it, with its age.
+        let told = view.attachments.iter();
+        let mut told = told.filter_map(|each| each.status.as_ref()?.usage.clone());
+        let usage = now.usage.or_else(|| told.next());
         let devices = view
             .attachments
             .iter()
@@ -101,6 +112,8 @@ impl Line {
             capacity: reported(view),
             use_percent: usage.as_ref().map(use_percent),
             usage,
+            measured_now,
+            allocated: now.allocated,
             tone: Some(state.tone()),
             paths: view
                 .attachments
@@ -116,14 +129,9 @@ impl Line {
                 .map(|each| each.spec.pool.clone())
                 .collect(),
             volume: volume.map(|volume| volume.name_any()),
-            state: match &state {
-                State::Held(_) => "Held".to_owned(),
-                other => other.to_string(),
-            },
-            hold: match state {
-                State::Held(held) => Some(held.hold),
-                _ => None,
-            },
+            state: state.word().to_owned(),
+            hold: state.fault().map(|held| held.hold.clone()),
+            asks_for: asks_for(view, human_or_unknown),
         }
     }
 
@@ -135,34 +143,7 @@ impl Line {
     }
 }
 
-/// How full a claim is: measured now if it is mounted on this machine, else as its node last reported.
-fn usage(view: &View, attachment: &Attachment, mounts: &[Mount]) -> Option<Usage> {
-    measured_here(view, attachment, mounts).or_else(|| attachment.status.as_ref()?.usage.clone())
-}
-
-/// The same path and device may exist on another machine; the file behind the device bears the name of
-/// the volume and tells whether it is this claim's.
-fn measured_here(view: &View, attachment: &Attachment, mounts: &[Mount]) -> Option<Usage> {
-    let path = Path::new(&attachment.spec.path);
-    mountinfo::at(mounts, path)?;
-    let device = attachment.status.as_ref()?.device.as_ref()?;
-    let name = Path::new(device).file_name()?;
-    let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
-    let backing = std::fs::read_to_string(backing).ok()?;
-    let ours = view.replicas.iter().any(|replica| {
-        let path = replica
-            .status
-            .as_ref()
-            .and_then(|status| status.path.as_deref());
-        path == Some(backing.trim_end())
-    });
-    // A block volume has no filesystem to measure at its path.
-    view.volume.as_ref()?.spec.filesystem.filter(|_| ours)?;
-    let usage = trellis_node::volume::usage(path).ok()?;
-    Some(fill(&usage).status(now()))
-}
-
-/// Like df: of what a user can have, rounded up, so that 100 % means that something is in the way.
+/// As df does: of what a user can have, rounded up, so that a full volume never shows less than 100 %.
 fn use_percent(usage: &Usage) -> u64 {
     let used = u128::from(usage.used.get());
     let all = used + u128::from(usage.available.get());
@@ -172,9 +153,12 @@ fn use_percent(usage: &Usage) -> u64 {
     u64::try_from(percent).unwrap_or_default()
 }
 
-/// How old the measurement is: that of another node may be a while ago.
-fn measured(usage: Option<&Usage>, now: Timestamp) -> Option<String> {
-    let at = usage?.observed_at.as_ref()?;
+/// The age of the measurement: what could not be measured now may be from a while ago.
+fn measured(line: &Line, now: Timestamp) -> Option<String> {
+    if line.measured_now {
+        return Some("now".to_owned());
+    }
+    let at = line.usage.as_ref()?.observed_at.as_ref()?;
     Some(format!("{} ago", age(at, now)))
 }
 
@@ -186,6 +170,7 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours:
         "USED",
         "AVAIL",
         "USE%",
+        "MEASURED",
         "STATE",
         "PATH",
     ];
@@ -193,7 +178,7 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours:
         header.insert(0, "NAMESPACE");
     }
     if wide {
-        header.extend(["IUSED", "IFREE", "MEASURED"]);
+        header.extend(["IUSED", "IFREE", "ON DISK"]);
         header.extend(["CLASS", "FILESYSTEM", "DEVICE", "POOL", "VOLUME"]);
     }
     let known = |text: Option<String>| {
@@ -205,11 +190,12 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours:
         let usage = line.usage.as_ref();
         let mut cells = vec![
             line.claim.clone(),
-            human_or_unknown(line.requested),
+            line.asks_for.clone(),
             human_or_unknown(line.capacity),
             human_or_unknown(usage.map(|usage| usage.used)),
             human_or_unknown(usage.map(|usage| usage.available)),
             known(line.use_percent.map(|percent| format!("{percent}%"))),
+            known(measured(line, now)),
             line.state_text(),
             known(Some(line.paths.join(","))),
         ];
@@ -220,7 +206,7 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours:
             cells.extend([
                 known(usage.map(|usage| usage.inodes_used.to_string())),
                 known(usage.map(|usage| usage.inodes_free.to_string())),
-                known(measured(usage, now)),
+                human_or_unknown(line.allocated),
                 known(line.class.clone()),
                 known(line.filesystem.map(str::to_owned)),
                 known(Some(line.devices.join(","))),
@@ -246,7 +232,10 @@ mod tests {
             samples::idle(),
             samples::pending(),
         ];
-        views.iter().map(|view| Line::of(view, &[])).collect()
+        views
+            .iter()
+            .map(|view| Line::of(view, ClaimNow::default()))
+            .collect()
     }
 
     /// Three minutes after the sample was measured.

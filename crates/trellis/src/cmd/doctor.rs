@@ -14,8 +14,8 @@ use crate::connect::connect;
 use crate::output::{self, Table, Tone};
 use crate::serve::tell_unserved;
 
-/// What a claim of the default class cannot do without. A filesystem that the kernel does not list yet
-/// is loaded at the first mount, so it is none of these.
+/// What a claim of the default class cannot do without. A filesystem that the kernel does not list yet is loaded at the
+/// first mount, so none is in this list.
 const ESSENTIAL: [&str; 4] = ["kernel", "loop devices", "CAP_SYS_ADMIN", "mkfs.xfs"];
 
 /// One finding, for programs.
@@ -47,7 +47,7 @@ pub async fn run(global: &Global, verb: &Doctor) -> anyhow::Result<()> {
 
 /// Whether somebody waits for a volume that nobody serves.
 fn connections(data: &Path) -> Finding {
-    // As the service calls it, and mounts are shown.
+    // The path as the service uses it, and as mounts show it.
     let data = data.canonicalize().unwrap_or_else(|_| data.to_owned());
     let (state, detail) = match tell_unserved(&data.join("run")) {
         Ok(unserved) if unserved.is_empty() => (FindingState::Present, "all are served".to_owned()),

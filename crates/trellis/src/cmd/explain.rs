@@ -1,30 +1,36 @@
-//! `trellis explain`: what keeps a claim, and what to do about it.
+//! `trellis explain`: what is wrong with a claim, and what to do about it.
 
+use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use trellis_api::Bytes;
+use trellis_api::kinds::Usage;
 use trellis_control::view::View;
 
 use super::changes;
+use super::shortage::{self, Space};
+use crate::claim_view::health::{degraded, made_by_hand, other_provisioner};
 use crate::claim_view::ladder::rungs;
-use crate::claim_view::{Held, State, load, reported, requested};
+use crate::claim_view::{Held, State, asks_for, load, reported, requested};
 use crate::cli::{Global, OneClaim};
 use crate::connect::connect;
-use crate::output::{self, precise, precise_or_unknown};
+use crate::output::{self, human, precise, precise_or_unknown};
 
 /// Explains the state of a claim; a claim that is held gives the exit code of a hold.
 pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
     let service = connect(global).await?;
     if verb.output.watch {
         return changes::show(&service.client, &verb.output, || async {
-            answer(&load(&service, &verb.claim).await?, verb)
+            let view = load(&service, &verb.claim).await?;
+            answer(&view, &shortage::look(&service, &view).await, verb)
         })
         .await;
     }
     let view = load(&service, &verb.claim).await?;
-    output::print(&answer(&view, verb)?)?;
-    match State::of(&view) {
-        State::Held(held) => output::end_held(held.hold),
-        _ => Ok(()),
+    let space = shortage::look(&service, &view).await;
+    output::print(&answer(&view, &space, verb)?)?;
+    match State::of(&view).fault() {
+        Some(held) => output::end_held(held.hold.clone()),
+        None => Ok(()),
     }
 }
 
@@ -38,14 +44,24 @@ struct Explanation {
     capacity: Option<Bytes>,
     state: String,
     hold: Option<Held>,
+    /// Who serves it, if that is another provisioner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    provisioner: Option<String>,
+    /// What its copies lack besides that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copies: Option<String>,
+    /// How full its filesystem is, if it is mounted on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+    /// What is full or gone below it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shortages: Vec<String>,
 }
 
-fn answer(view: &View, verb: &OneClaim) -> anyhow::Result<String> {
+fn answer(view: &View, space: &Space, verb: &OneClaim) -> anyhow::Result<String> {
     let state = State::of(view);
-    let (word, hold) = match &state {
-        State::Held(held) => ("Held".to_owned(), Some(held.clone())),
-        other => (other.to_string(), None),
-    };
+    let lacks = degraded(view, Timestamp::now()).map(|hold| hold.message);
+    let is_said = matches!(state, State::Degraded(_));
     let metadata = view
         .claim
         .as_ref()
@@ -56,8 +72,12 @@ fn answer(view: &View, verb: &OneClaim) -> anyhow::Result<String> {
         namespace: metadata.namespace.unwrap_or_default(),
         requested: requested(view),
         capacity: reported(view),
-        state: word,
-        hold,
+        state: state.word().to_owned(),
+        hold: state.fault().cloned(),
+        provisioner: other_provisioner(view),
+        copies: lacks.filter(|_| !is_said),
+        usage: space.usage.clone(),
+        shortages: space.shortages.clone(),
     };
     output::text(verb.output.output, &explanation, |_| {
         render(view, &explanation)
@@ -72,7 +92,7 @@ fn render(view: &View, explanation: &Explanation) -> String {
         &format!("{}/{}", explanation.namespace, explanation.claim),
     );
     lines.add("state", &explanation.state);
-    lines.add("asks for", &precise_or_unknown(explanation.requested));
+    lines.add("asks for", &asks_for(view, precise_or_unknown));
     lines.add("has", &precise_or_unknown(explanation.capacity));
     if let Some(held) = &explanation.hold {
         if let Some(rung) = held.rung {
@@ -86,7 +106,14 @@ fn render(view: &View, explanation: &Explanation) -> String {
         }
         lines.add("what to do", held.action);
         lines.add("see", &format!("docs/holds.md#{}", code.to_lowercase()));
+        if let Some(lacks) = &explanation.copies {
+            lines.add("copies", lacks);
+        }
+        lines.add_shortages(explanation);
         return lines.text;
+    }
+    if let Some(lacks) = &explanation.copies {
+        lines.add("copies", lacks);
     }
     let measured: Vec<String> = rungs(view)
         .iter()
@@ -95,15 +122,38 @@ fn render(view: &View, explanation: &Explanation) -> String {
     if !measured.is_empty() {
         lines.add("measured", &measured.join(", "));
     }
-    let verdict = match explanation.state.as_str() {
+    if let Some(usage) = &explanation.usage {
+        let (used, available) = (human(usage.used), human(usage.available));
+        lines.add("in use", &format!("{used}, {available} available"));
+    }
+    lines.add_shortages(explanation);
+    lines.add("verdict", &verdict(view, explanation));
+    lines.text
+}
+
+/// "All is well" is said only of what was measured.
+fn verdict(view: &View, explanation: &Explanation) -> String {
+    if let Some(provisioner) = &explanation.provisioner {
+        return format!(
+            "It belongs to another provisioner, {provisioner}: Trellis neither serves, measures nor grows it. Ask there."
+        );
+    }
+    if let Some(volume) = made_by_hand(view) {
+        return format!(
+            "It has the PersistentVolume {volume:?}, which was made by hand: Trellis neither measures nor grows it."
+        );
+    }
+    let text = match explanation.state.as_str() {
+        "Bound" if !explanation.shortages.is_empty() => {
+            "Every layer was measured at the size that is asked for, but there is a shortage."
+        }
         "Bound" => "All is well: every layer was measured at the size that is asked for.",
         "Growing" => "A growth is under way and nothing holds it; see `trellis ladder`.",
         "Pending" => "Its volume is being made and nothing holds it.",
         "Terminating" => "It is being deleted and nothing holds it.",
         _ => "The volume that it was bound to no longer exists.",
     };
-    lines.add("verdict", verdict);
-    lines.text
+    text.to_owned()
 }
 
 #[derive(Default)]
@@ -114,6 +164,12 @@ struct Lines {
 impl Lines {
     fn add(&mut self, word: &str, what: &str) {
         self.text.push_str(&format!("{word:>10}: {what}\n"));
+    }
+
+    fn add_shortages(&mut self, explanation: &Explanation) {
+        for shortage in &explanation.shortages {
+            self.add("shortage", shortage);
+        }
     }
 }
 
@@ -129,7 +185,8 @@ mod tests {
             watch: false,
         };
         let claim = "data".to_owned();
-        answer(view, &OneClaim { claim, output }).expect("a text needs no serializer")
+        let space = Space::default();
+        answer(view, &space, &OneClaim { claim, output }).expect("a text needs no serializer")
     }
 
     // Fails if a hold is explained without its rung, code, case or action.

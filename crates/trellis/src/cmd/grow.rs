@@ -1,4 +1,4 @@
-//! `trellis grow`: a larger request, and if wanted the wait until every layer has it.
+//! `trellis grow`: asks for a larger size, and on request waits until every layer has it.
 
 mod forecast;
 mod screen;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 use trellis_api::kinds::{Pool, Replica};
 use trellis_api::quantity::{Growth, QuantityError};
-use trellis_api::{Bytes, Hold};
+use trellis_api::{Bytes, Hold, Rung};
 use trellis_control::view::View;
 
 use self::forecast::Forecast;
@@ -24,8 +24,8 @@ use crate::claim_view::ladder::{RungView, rungs};
 use crate::claim_view::{self, bound, growing, load, reported, requested};
 use crate::cli::{Global, Grow};
 use crate::connect::{Service, connect};
-use crate::exit::Ended;
-use crate::output::{self, took};
+use crate::exit::{Ended, unless_interrupted};
+use crate::output::{self, precise, took};
 
 /// Grows a claim.
 pub async fn run(global: &Global, verb: &Grow) -> anyhow::Result<()> {
@@ -34,14 +34,16 @@ pub async fn run(global: &Global, verb: &Grow) -> anyhow::Result<()> {
     let asked = asked(&verb.claim, verb.size, &view)?;
     match asked {
         Asked::Larger(to) if verb.dry_run => dry_run(&service, verb, &view, to).await,
-        Asked::Larger(to) if verb.wait => wait_for(&service, verb, view, Some(to)).await,
+        Asked::Larger(to) if verb.wait => {
+            wait_for(&service, verb, view, Some(to), global.patience()).await
+        }
         Asked::Larger(to) => {
             let claim = view.claim.as_deref().context("the claim was not loaded")?;
             patch::request(&service, claim, to, false).await?;
             tell(&service, verb, &view, to, None, &[])
         }
         Asked::Already(_) if verb.wait && !verb.dry_run && growing(&view) => {
-            wait_for(&service, verb, view, None).await
+            wait_for(&service, verb, view, None, global.patience()).await
         }
         Asked::Already(size) => tell(&service, verb, &view, size, None, &[]),
     }
@@ -52,12 +54,12 @@ pub async fn run(global: &Global, verb: &Grow) -> anyhow::Result<()> {
 enum Asked {
     /// It asks for that size already.
     Already(Bytes),
-    /// It shall ask for this size.
+    /// It is to ask for this size.
     Larger(Bytes),
 }
 
-/// What is added counts from the size that is asked for, or from the size that there is if that is
-/// larger: `+1Gi` twice is `+2Gi`, whether or not the first was done by then.
+/// An increase counts from the size that is asked for, or from the size that the claim has if that is larger: `+1Gi`
+/// twice is `+2Gi`, whether or not the first was done by then.
 fn asked(claim: &str, growth: Growth, view: &View) -> Result<Asked, Ended> {
     if !view.claim.as_deref().is_some_and(bound) {
         return Err(Ended::Refused(format!(
@@ -123,7 +125,12 @@ fn tell(
     };
     let had = from.unwrap_or_default();
     let text = output::text(verb.output, &answer, |_| match took_micros {
-        Some(micros) => format!("claim {}: {had} -> {to} in {}\n", verb.claim, took(micros)),
+        Some(micros) => format!(
+            "claim {}: {had} -> {to} in {}\n{}",
+            verb.claim,
+            took(micros),
+            behind(rungs, to)
+        ),
         None if changed => {
             format!(
                 "claim {}: {had} -> {to} asked for; see `trellis ladder {}`\n",
@@ -139,17 +146,35 @@ fn tell(
     output::print(&text)
 }
 
+/// Which copies have not grown with the claim. They do not stop a growth, but the claim is not whole without them.
+fn behind(rungs: &[RungView], to: Bytes) -> String {
+    let copies = rungs
+        .iter()
+        .filter(|rung| rung.rung == Rung::Replica && rung.size < to);
+    let line = |rung: &RungView| {
+        let (pool, copy) = (rung.pool.as_deref(), rung.copy.as_deref());
+        format!(
+            "the copy on pool {} is behind with {} ({}); it is raised when it is back\n",
+            pool.unwrap_or_default(),
+            precise(rung.size),
+            copy.unwrap_or("unknown")
+        )
+    };
+    copies.map(line).collect()
+}
+
 /// Waits until every layer was measured at the size; `to` is asked for first unless it already was.
 async fn wait_for(
     service: &Service,
     verb: &Grow,
     view: View,
     to: Option<Bytes>,
+    patience: Duration,
 ) -> anyhow::Result<()> {
-    let deadline = Instant::now() + verb.timeout;
+    let deadline = Instant::now() + patience;
     let mut screen = Screen::new(verb.output, &rungs(&view));
     let mut follow = Follow::start(service, &view);
-    follow.listed(deadline, verb.timeout).await?;
+    follow.listed(deadline, patience).await?;
     let started = Instant::now();
     let goal = match to {
         Some(to) => {
@@ -159,9 +184,12 @@ async fn wait_for(
         }
         None => requested(&view).unwrap_or_default(),
     };
-    let grown = follow
-        .reached(goal, deadline, verb.timeout, &mut screen)
-        .await;
+    let goes_on = format!(
+        "the growth goes on; see `trellis ladder {claim}`, or call it off with `trellis cancel {claim}`",
+        claim = verb.claim
+    );
+    let growing = follow.reached(goal, deadline, patience, &mut screen);
+    let grown = unless_interrupted(&goes_on, growing).await;
     screen.end();
     let grown = grown?;
     tell(
@@ -174,8 +202,8 @@ async fn wait_for(
     )
 }
 
-/// Says what would happen. The service is asked whether it would take the request, and what comes after
-/// is judged by the rules of the controllers.
+/// Says what would happen. It asks the service whether it would accept the request, and judges the rest by the rules of
+/// the controllers.
 async fn dry_run(service: &Service, verb: &Grow, view: &View, to: Bytes) -> anyhow::Result<()> {
     let claim = view.claim.as_deref().context("the claim was not loaded")?;
     patch::request(service, claim, to, true).await?;

@@ -57,7 +57,10 @@ fn render(claim: &str, records: &[GrowthRecord], colours: bool) -> String {
             } else {
                 rungs.join(", ")
             },
-            result.to_owned(),
+            match record.behind.as_slice() {
+                [] => result.to_owned(),
+                pools => format!("{result}, behind: {}", pools.join(", ")),
+            },
         ];
         table.row(cells, Some(tone));
     }
@@ -80,7 +83,7 @@ fn recoveries(records: &[RecoveryRecord]) -> String {
     records.iter().map(line).collect()
 }
 
-/// A clock that was set back in between gives no time at all.
+/// If the clock was set back in between, there is no time to show.
 fn micros_between(from: &MicroTime, to: &MicroTime) -> u64 {
     let micros =
         to.0.as_microsecond()

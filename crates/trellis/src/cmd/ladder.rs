@@ -4,8 +4,9 @@ use k8s_openapi::jiff::Timestamp;
 use trellis_control::view::View;
 
 use super::changes;
+use crate::claim_view::health::{made_by_hand, other_provisioner};
 use crate::claim_view::ladder::{Ladder, ladder};
-use crate::claim_view::{goal, load};
+use crate::claim_view::{asks_for, goal, load};
 use crate::cli::{Global, Ladder as Verb};
 use crate::connect::connect;
 use crate::output::{self, Table, UNKNOWN, age, bar, precise, precise_or_unknown, took};
@@ -29,10 +30,18 @@ fn render(view: &View, ladder: &Ladder, now: Timestamp, colours: bool) -> String
         "claim {}/{} asks for {} and has {}\n",
         ladder.namespace,
         ladder.claim,
-        precise_or_unknown(ladder.requested),
+        asks_for(view, precise_or_unknown),
         precise_or_unknown(ladder.capacity),
     );
-    if ladder.rungs.is_empty() {
+    if let Some(provisioner) = other_provisioner(view) {
+        text.push_str(&format!(
+            "it belongs to another provisioner, {provisioner}; nothing of it is measured here\n"
+        ));
+    } else if let Some(volume) = made_by_hand(view) {
+        text.push_str(&format!(
+            "it has the PersistentVolume {volume:?}, which was made by hand; nothing of it is measured here\n"
+        ));
+    } else if ladder.rungs.is_empty() {
         text.push_str("nothing has been measured yet\n");
     } else {
         let header = ["RUNG", "SIZE", "OF WANTED", "MEASURED", "TOOK", "STATE"];
@@ -56,7 +65,7 @@ fn render(view: &View, ladder: &Ladder, now: Timestamp, colours: bool) -> String
             }
         }
     }
-    if let Some(held) = &ladder.hold {
+    for held in ladder.hold.iter().chain(&ladder.degraded) {
         let hold = &held.hold;
         text.push_str(&format!(
             "{}: {}\nwhat to do: {}\n",

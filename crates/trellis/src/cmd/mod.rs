@@ -6,74 +6,84 @@ mod changes;
 mod check;
 mod df;
 mod doctor;
+mod down;
 mod explain;
 mod grow;
 mod history;
 mod ladder;
+mod measured;
 mod mount;
 mod patch;
+pub mod patience;
 mod pool;
 mod recover;
+mod scrub;
+mod shortage;
 mod survivors;
 mod volume;
 
 use clap::CommandFactory;
 
-use crate::cli::{Cli, PoolVerb, Verb, VolumeVerb};
+use crate::cli::{Cli, Global, PoolVerb, Verb, VolumeVerb};
 use crate::output;
 
 /// Does what the command line says.
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
-    let Cli { global, verb } = cli;
-    match &verb {
-        Verb::Up(up) => crate::up::run(&global, up).await,
-        Verb::Df(verb) => df::run(&global, verb).await,
-        Verb::Grow(verb) => grow::run(&global, verb).await,
-        Verb::Ladder(verb) => ladder::run(&global, verb).await,
-        Verb::Explain(verb) => explain::run(&global, verb).await,
-        Verb::Cancel(verb) => cancel::run(&global, verb).await,
-        Verb::History(verb) => history::run(&global, verb).await,
-        Verb::Mount(verb) => mount::mount(&global, verb).await,
-        Verb::Umount(verb) => mount::umount(&global, verb).await,
-        Verb::Pool(PoolVerb::Ls { output }) => pool::list(&global, output).await,
+    let Cli { global, verb } = &cli;
+    if global.timeout.is_some() && !patience::has_limit(verb) {
+        let refusal = "--timeout has no meaning for this verb, which waits for no service";
+        Cli::command()
+            .error(clap::error::ErrorKind::ArgumentConflict, refusal)
+            .exit();
+    }
+    patience::bounded(global, verb, act(global, verb)).await
+}
+
+async fn act(global: &Global, verb: &Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::Up(up) => crate::up::run(global, up).await,
+        Verb::Down(verb) => down::run(global, verb).await,
+        Verb::Df(verb) => df::run(global, verb).await,
+        Verb::Grow(verb) => grow::run(global, verb).await,
+        Verb::Ladder(verb) => ladder::run(global, verb).await,
+        Verb::Explain(verb) => explain::run(global, verb).await,
+        Verb::Cancel(verb) => cancel::run(global, verb).await,
+        Verb::History(verb) => history::run(global, verb).await,
+        Verb::Mount(verb) => mount::mount(global, verb).await,
+        Verb::Umount(verb) => mount::umount(global, verb).await,
+        Verb::Pool(PoolVerb::Ls { output }) => pool::list(global, output).await,
         Verb::Pool(PoolVerb::Add {
             name,
             directory,
             overcommit,
-        }) => pool::add(&global, name, directory, *overcommit).await,
-        Verb::Pool(PoolVerb::Grow { name, timeout }) => pool::grow(&global, name, *timeout).await,
-        Verb::Pool(PoolVerb::Rm {
-            name,
-            drain,
-            timeout,
-        }) => pool::remove(&global, name, *drain, *timeout).await,
+        }) => pool::add(global, name, directory, *overcommit).await,
+        Verb::Pool(PoolVerb::Grow { name }) => pool::grow(global, name).await,
+        Verb::Pool(PoolVerb::Rm { name, drain }) => pool::remove(global, name, *drain).await,
         Verb::Volume(VolumeVerb::Show { claim, output }) => {
-            volume::show(&global, claim, output).await
+            volume::show(global, claim, output).await
         }
         Verb::Volume(VolumeVerb::Scale {
             claim,
             replicas,
             consistency,
             allow_shared_disk,
-        }) => volume::scale(&global, claim, *replicas, *consistency, *allow_shared_disk).await,
+        }) => volume::scale(global, claim, *replicas, *consistency, *allow_shared_disk).await,
         Verb::Volume(VolumeVerb::Recover {
             claim,
             accept_loss,
             consistency,
             output,
-        }) => survivors::run(&global, claim, accept_loss, *consistency, *output).await,
-        Verb::Volume(VolumeVerb::Scrub { claim, wait }) => {
-            volume::scrub(&global, claim, *wait).await
-        }
+        }) => survivors::run(global, claim, accept_loss, *consistency, *output).await,
+        Verb::Volume(VolumeVerb::Scrub { claim, wait }) => scrub::scrub(global, claim, *wait).await,
         Verb::Volume(VolumeVerb::Replace { claim, pool }) => {
-            volume::replace(&global, claim, pool).await
+            volume::replace(global, claim, pool).await
         }
         Verb::Keeper(verb) => crate::serve::run_keeper(verb),
-        Verb::Check(verb) => check::run(&global, verb).await,
-        Verb::Doctor(verb) => doctor::run(&global, verb).await,
-        Verb::Backup { file } => backup::backup(&global, file).await,
-        Verb::Restore { file } => backup::restore(&global, file),
-        Verb::Recover(verb) => recover::run(&global, verb).await,
+        Verb::Check(verb) => check::run(global, verb).await,
+        Verb::Doctor(verb) => doctor::run(global, verb).await,
+        Verb::Backup { file } => backup::backup(global, file).await,
+        Verb::Restore { file } => backup::restore(global, file),
+        Verb::Recover(verb) => recover::run(global, verb).await,
         Verb::ServeReplica(verb) => crate::serve::run_replica(verb).await,
         Verb::ServeTarget(verb) => crate::serve::run_target(verb).await,
         Verb::Manual { directory } => Ok(clap_mangen::generate_to(Cli::command(), directory)?),

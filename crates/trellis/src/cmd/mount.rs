@@ -5,17 +5,24 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use kube::{Api, ResourceExt};
 use trellis_api::kinds::{ATTACHMENT_FINALIZER, Attachment, AttachmentPhase, AttachmentSpec};
 use trellis_api::{Hold, HoldReason};
 
+use super::patience::passes;
+use crate::claim_view::{held, load};
 use crate::cli::{Global, Mount, Umount};
-use crate::connect::{connect, own_node};
-use crate::exit::{Ended, from_service};
+use crate::connect::{Service, connect, own_node};
+use crate::exit::{Ended, from_service, refuse, unless_interrupted};
+use crate::{incarnation, output};
+
+/// How long the service may take to forget a mount that failed, or to tell why.
+const ANSWER_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Makes a claim appear at a path.
 pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
@@ -38,67 +45,109 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
     };
     let mut attachment = Attachment::new(&name, spec);
     attachment.metadata.finalizers = Some(vec![ATTACHMENT_FINALIZER.to_owned()]);
-    let api = Api::<Attachment>::namespaced(service.client, &service.namespace);
-    match api.create(&PostParams::default(), &attachment).await {
-        Ok(_) => {}
+    let api = Api::<Attachment>::namespaced(service.client.clone(), &service.namespace);
+    let is_new = match api.create(&PostParams::default(), &attachment).await {
+        Ok(_) => true,
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             let there = api
                 .get(&name)
                 .await
                 .map_err(|error| from_service(error, &what))?;
             if there.spec.read_only != verb.read_only {
-                bail!(
+                return refuse(format!(
                     "{what} is already mounted at {} in the other mode; unmount it first",
                     path.display()
-                );
+                ));
             }
+            false
         }
         Err(error) => return Err(from_service(error, &what)),
-    }
-    match attached(&api, &name, verb.timeout).await {
+    };
+    let goes_on = format!(
+        "the mount goes on; `trellis umount {}` calls it off",
+        verb.claim
+    );
+    let waiting = attached(&api, &name, &global.data, global.patience());
+    let waited = unless_interrupted(&goes_on, waiting).await;
+    let waited = match waited {
+        Err(error) => Err(with_reason(&service, &verb.claim, error).await),
+        there => there,
+    };
+    match waited {
         Ok(attached) => {
             let status = attached.status.unwrap_or_default();
             let size = status
                 .capacity
                 .map(|size| size.to_string())
                 .unwrap_or_default();
-            println!(
-                "{} is {size} of {what}, by {}",
+            output::print(&format!(
+                "{} is {size} of {what}, by {}\n",
                 path.display(),
                 status.device.unwrap_or_default()
-            );
-            Ok(())
+            ))
         }
+        Err(error) if matches!(error.downcast_ref(), Some(Ended::Interrupted(_))) => Err(error),
+        // Somebody asked for it before, and may be using it.
+        Err(error) if !is_new => Err(error),
         Err(error) => {
             // A mount that failed leaves nothing behind that would appear later by surprise.
-            let _ = api.delete(&name, &DeleteParams::default()).await;
+            let delete = DeleteParams::default();
+            let deleted = tokio::time::timeout(ANSWER_TIME_MAX, api.delete(&name, &delete)).await;
+            if !matches!(deleted, Ok(Ok(_))) {
+                output::say(&format!(
+                    "the request for the mount could not be taken back and stands; `trellis umount {}` does that",
+                    verb.claim
+                ));
+            }
             Err(error)
         }
     }
 }
 
-/// Waits until the attachment is there. A claim that is not bound yet may still become so; any other
-/// hold is final for this verb.
+/// The error as it is, or, if the claim is not bound, the reason for that.
+async fn with_reason(service: &Service, claim: &str, error: anyhow::Error) -> anyhow::Error {
+    let is_unbound = matches!(
+        error.downcast_ref(),
+        Some(Ended::Held(hold)) if hold.reason == HoldReason::ClaimNotBound
+    );
+    if !is_unbound {
+        return error;
+    }
+    let view = tokio::time::timeout(ANSWER_TIME_MAX, load(service, claim)).await;
+    match view.ok().and_then(Result::ok).as_ref().and_then(held) {
+        Some(held) => Ended::Held(held.hold).into(),
+        None => error,
+    }
+}
+
+/// Waits until the attachment is there. A service that has just started may still report a mount of a run that is over;
+/// that does not count. A hold that passes by itself is waited for, and so is a service that restarts. Any other hold is
+/// final for this verb.
 async fn attached(
     api: &Api<Attachment>,
     name: &str,
+    data: &Path,
     limit: Duration,
 ) -> anyhow::Result<Attachment> {
     let mut last: Option<Hold> = None;
+    let mut is_of_earlier = false;
     let waiting = async {
-        let mut changes = watch_object(api.clone(), name).boxed();
-        while let Some(change) = changes
-            .try_next()
-            .await
-            .context("the service stopped answering")?
-        {
-            let Some(attachment) = change else { continue };
+        let mut changes = watch_object(api.clone(), name).default_backoff().boxed();
+        while let Some(change) = changes.next().await {
+            let Ok(Some(attachment)) = change else {
+                continue;
+            };
             let status = attachment.status.clone().unwrap_or_default();
             if status.phase == AttachmentPhase::Attached {
+                let run = status.boot_id.unwrap_or_default();
+                is_of_earlier = incarnation::is_over(data, &run);
+                if is_of_earlier {
+                    continue;
+                }
                 return Ok(attachment);
             }
             match status.hold {
-                Some(hold) if hold.reason != HoldReason::ClaimNotBound => {
+                Some(hold) if !passes(hold.reason) => {
                     return Err(Ended::Held(hold).into());
                 }
                 hold => last = hold,
@@ -108,6 +157,11 @@ async fn attached(
     };
     match tokio::time::timeout(limit, waiting).await {
         Ok(result) => result,
+        Err(_) if is_of_earlier => Err(Ended::TimedOut(format!(
+            "the claim was mounted before `trellis down --all` or `trellis restore`, and was not brought back within \
+             {limit:?}; see `trellis explain`"
+        ))
+        .into()),
         Err(_) => match last {
             Some(hold) => Err(Ended::Held(hold).into()),
             None => Err(Ended::TimedOut(format!("the mount was not done within {limit:?}")).into()),
@@ -157,8 +211,9 @@ pub async fn umount(global: &Global, verb: &Umount) -> anyhow::Result<()> {
             Err(kube::Error::Api(status)) if status.is_not_found() => continue,
             Err(error) => return Err(from_service(error, &name)),
         }
-        detached(&api, &name, verb.timeout).await?;
-        println!("{} is unmounted", attachment.spec.path);
+        let waiting = detached(&api, &name, global.patience());
+        unless_interrupted("the unmount goes on", waiting).await?;
+        output::print(&format!("{} is unmounted\n", attachment.spec.path))?;
     }
     Ok(())
 }
@@ -166,12 +221,10 @@ pub async fn umount(global: &Global, verb: &Umount) -> anyhow::Result<()> {
 /// Waits until the attachment is gone, or something keeps it.
 async fn detached(api: &Api<Attachment>, name: &str, limit: Duration) -> anyhow::Result<()> {
     let waiting = async {
-        let mut changes = watch_object(api.clone(), name).boxed();
-        while let Some(change) = changes
-            .try_next()
-            .await
-            .context("the service stopped answering")?
-        {
+        let mut changes = watch_object(api.clone(), name).default_backoff().boxed();
+        while let Some(change) = changes.next().await {
+            // A service that restarts comes back.
+            let Ok(change) = change else { continue };
             let Some(attachment) = change else {
                 return Ok(());
             };

@@ -1,4 +1,4 @@
-//! Changes the size that a claim asks for, and lets nobody else's change be lost by it.
+//! Changes the size that a claim asks for, without losing anybody else's change.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Patch, PatchParams};
@@ -10,11 +10,11 @@ use trellis_control::claim::status;
 use crate::connect::Service;
 use crate::exit::{Ended, from_service};
 
-/// How often a write is tried again that met another write of the same claim. Each try is a new look at
-/// the claim, and only a status that changed in between is a reason for one.
+/// How often to retry a write that met another write of the same claim. Each try looks at the claim again, and only a
+/// status that changed in between is a reason for one.
 const TRIES_MAX: u32 = 8;
 
-/// The longest name of a user that is told to the service, which takes 128 characters in all.
+/// The longest user name that is sent to the service, which takes 128 characters in all.
 const USER_CHARS_MAX: usize = 100;
 
 /// Asks for `to` instead of what `claim` asks for. With `dry_run` the service only says whether it would.
@@ -60,7 +60,7 @@ pub async fn request(
     }
 }
 
-/// Who asks, as the history will tell.
+/// Who asks, as the history will show.
 pub fn manager() -> String {
     let id = rustix::process::getuid().as_raw();
     let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();

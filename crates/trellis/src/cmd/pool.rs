@@ -4,6 +4,7 @@ mod remove;
 
 pub use remove::remove;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,17 +25,18 @@ use trellis_control::ledger::Ledger;
 use trellis_control::view::now;
 use trellis_node::ground::{self, OtherPool};
 
-use super::changes;
+use super::measured::PoolNow;
+use super::{changes, measured};
 use crate::claim_view;
 use crate::cli::{Global, Output};
 use crate::connect::{connect, own_node};
-use crate::exit::{Ended, from_service};
+use crate::exit::{Ended, from_service, refuse};
 use crate::output::{self, Table, Tone, UNKNOWN, age, human_or_unknown};
 
-/// How often it is looked whether a pool has been measured.
+/// How often to look whether a pool has been measured.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// After how many looks a pool that is not ready is not waited for: what it says may be from before.
+/// After how many looks to stop waiting for a pool that is not ready: at first, what it says may be from before.
 const LOOKS_UNREADY_MAX: u32 = 30;
 
 /// Shows the pools.
@@ -51,14 +53,45 @@ pub async fn list(global: &Global, how: &Output) -> anyhow::Result<()> {
         replicas
             .iter()
             .for_each(|replica| drop(ledger.note(None, Some(replica))));
-        let pools: Vec<Arc<Pool>> = pools.into_iter().map(Arc::new).collect();
-        let lines = pools.iter().map(|pool| Line::of(pool, &pools, &ledger));
-        let lines: Vec<Line> = lines.collect();
+        let asked_at = now();
+        let (pools, gone) = measured_now(client, pools).await;
+        let line = |pool: &Arc<Pool>| {
+            let mut line = Line::of(pool, &pools, &ledger);
+            line.measured_now = line.observed_at.as_ref().is_some_and(|at| *at >= asked_at);
+            if gone.contains(&line.name) {
+                line.ready = false;
+                line.message =
+                    format!("{} is not there, or is not the pool that it was", line.path);
+            }
+            line
+        };
+        let lines: Vec<Line> = pools.iter().map(line).collect();
         output::text(how.output, &lines, |wide| {
             render(&lines, wide, Timestamp::now(), output::colours())
         })
     })
     .await
+}
+
+/// Measures the pools of this machine. Returns all pools, and the names of those that are gone.
+async fn measured_now(client: &Client, pools: Vec<Pool>) -> (Vec<Arc<Pool>>, HashSet<String>) {
+    // If we do not know which node this is, we measure nothing.
+    let node = own_node(client).await.ok();
+    let (timely, mut gone, mut all) = (measured::timely(), HashSet::new(), Vec::new());
+    for mut pool in pools {
+        let name = pool.name_any();
+        if node.as_ref() == Some(&pool.spec.node) {
+            match measured::pool(&timely, &name, &pool).await {
+                PoolNow::Measured(capacity) => {
+                    pool.status.get_or_insert_default().capacity = Some(capacity);
+                }
+                PoolNow::Gone => drop(gone.insert(name)),
+                PoolNow::Unknown => {}
+            }
+        }
+        all.push(Arc::new(pool));
+    }
+    (all, gone)
 }
 
 /// One pool, as programs read it; sizes are exact.
@@ -82,8 +115,10 @@ struct Line {
     filesystem: Option<String>,
     shares_with: Vec<String>,
     observed_at: Option<MicroTime>,
+    /// Whether it was measured for this answer; otherwise its node reported it earlier.
+    measured_now: bool,
     ready: bool,
-    /// It shall be emptied, or somebody has deleted it and it waits for its copies.
+    /// It is to be emptied, or somebody has deleted it and it waits for its copies.
     draining: bool,
     leaving: bool,
     message: String,
@@ -120,6 +155,7 @@ impl Line {
             filesystem: status.filesystem.clone(),
             shares_with: sharing.iter().map(|other| other.name_any()).collect(),
             observed_at: capacity.map(|sizes| sizes.observed_at.clone()),
+            measured_now: false,
             ready: ready.is_some_and(|each| each.status == "True"),
             draining: pool.spec.drain,
             leaving: pool.metadata.deletion_timestamp.is_some(),
@@ -148,35 +184,36 @@ fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
     if lines.is_empty() {
         return "there are no pools; add one with `trellis pool add NAME DIR`\n".to_owned();
     }
-    let mut header = vec!["NAME", "NODE", "SIZE", "FREE", "PROMISED", "LIMIT", "READY"];
+    let mut header = vec![
+        "NAME", "NODE", "SIZE", "FREE", "MEASURED", "PROMISED", "LIMIT", "READY",
+    ];
     if wide {
         header.extend([
             "PATH",
             "OVERCOMMIT",
             "ALLOCATED",
-            "MEASURED",
             "SHARES DISK WITH",
             "MESSAGE",
         ]);
     }
     let mut table = Table::toned(&header, "READY");
     for line in lines {
-        let measured = line
-            .observed_at
-            .as_ref()
-            .map(|at| format!("{} ago", age(at, now)));
+        let measured = match (line.measured_now, &line.observed_at) {
+            (true, _) => Some("now".to_owned()),
+            (false, at) => at.as_ref().map(|at| format!("{} ago", age(at, now))),
+        };
         let cells = vec![
             line.name.clone(),
             line.node.clone(),
             human_or_unknown(line.size),
             human_or_unknown(line.free),
+            measured.unwrap_or_else(|| UNKNOWN.to_owned()),
             output::human(line.promised),
             human_or_unknown(line.limit),
             line.state().to_owned(),
             line.path.clone(),
             format!("{}%", line.overcommit_percent),
             human_or_unknown(line.allocated),
-            measured.unwrap_or_else(|| UNKNOWN.to_owned()),
             match line.shares_with.as_slice() {
                 [] => UNKNOWN.to_owned(),
                 others => others.join(","),
@@ -206,7 +243,7 @@ fn trouble(line: &Line) -> String {
     format!("pool {}: {}\n", line.name, line.message)
 }
 
-/// What a pool holds that nobody knows, in a line for each copy.
+/// The copies on a pool that nobody knows, one line each.
 fn strangers(line: &Line) -> String {
     if line.unknown_count == 0 {
         return String::new();
@@ -223,7 +260,7 @@ fn strangers(line: &Line) -> String {
     text
 }
 
-/// Adds a directory of this machine as a pool. One that is there already is measured again.
+/// Adds a directory of this machine as a pool. An existing pool is measured again.
 pub async fn add(
     global: &Global,
     name: &str,
@@ -234,10 +271,10 @@ pub async fn add(
         .canonicalize()
         .with_context(|| format!("{} cannot be used as a pool", directory.display()))?;
     if !path.is_dir() {
-        bail!(
+        return refuse(format!(
             "{} is not a directory, so it cannot be a pool",
             path.display()
-        );
+        ));
     }
     let path = path
         .to_str()
@@ -280,7 +317,7 @@ pub async fn add(
     ))
 }
 
-/// Refuses a directory that cannot be a pool. Answers the pools on the same filesystem.
+/// Refuses a directory that cannot be a pool. Returns the pools on the same filesystem.
 async fn require_fit(
     global: &Global,
     client: &Client,
@@ -308,7 +345,7 @@ async fn require_fit(
     Ok(sharing.map(|pool| pool.name.clone()).collect())
 }
 
-/// Measures a pool that is there already and sets what it promises. It is not drained any more.
+/// Measures an existing pool again and sets what it promises. A drain is cancelled.
 async fn again(pools: &Api<Pool>, there: &Pool, spec: &PoolSpec) -> anyhow::Result<()> {
     let (name, what) = (there.name_any(), format!("pool {}", there.name_any()));
     if (&there.spec.node, &there.spec.path) != (&spec.node, &spec.path) {
@@ -334,8 +371,9 @@ async fn again(pools: &Api<Pool>, there: &Pool, spec: &PoolSpec) -> anyhow::Resu
         .map_err(|error| from_service(error, &what))
 }
 
-/// Has a pool measured at once, and says what has changed.
-pub async fn grow(global: &Global, name: &str, timeout: Duration) -> anyhow::Result<()> {
+/// Measures a pool at once, and says what has changed.
+pub async fn grow(global: &Global, name: &str) -> anyhow::Result<()> {
+    let timeout = global.patience();
     let service = connect(global).await?;
     let pools = Api::<Pool>::all(service.client.clone());
     let what = format!("pool {name}");
@@ -367,7 +405,7 @@ pub async fn grow(global: &Global, name: &str, timeout: Duration) -> anyhow::Res
     ))
 }
 
-/// Waits for a measurement that was made since `asked`, and answers the size and what is free.
+/// Waits for a measurement that was made since `asked`, and returns the size and the free space.
 async fn measured(
     pools: &Api<Pool>,
     name: &str,

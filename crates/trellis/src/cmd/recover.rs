@@ -1,7 +1,7 @@
 //! `trellis recover --from-pools`: makes objects for copies that no object names, from what the copies say.
 //!
-//! Nothing on a pool is changed. A volume comes back with the identities that its copies carry, so that the objects that
-//! are made find the bytes; a copy that no longer counts, or an older duplicate of another, is left where it is.
+//! Nothing on a pool is changed. A volume comes back with the identities that its copies carry, so that the new objects
+//! find the bytes. A copy that no longer counts, or an older duplicate of another, is left where it is.
 
 mod make;
 mod plan;
@@ -37,7 +37,7 @@ struct Line {
     note: String,
 }
 
-/// Takes the copies in that no object names.
+/// Takes in the copies that no object names.
 pub async fn run(global: &Global, verb: &Recover) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let client = &service.client;

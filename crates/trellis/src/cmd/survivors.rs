@@ -1,6 +1,6 @@
-//! `trellis volume recover`: what each copy holds, and the way back when too many are lost for good.
+//! `trellis volume recover`: what each copy holds, and how to go on when too many are lost for good.
 //!
-//! Looking changes nothing. To go on, the operator names every copy that is given up; the decision is stored with the
+//! Looking changes nothing. To go on, the operator names every copy that is given up. The decision is stored with the
 //! volume, and the controllers carry it out.
 
 use std::collections::BTreeMap;
@@ -53,12 +53,11 @@ pub async fn run(
     }
     let recovery = findings.decide(claim, volume, accept_loss, consistency)?;
     store(&service, claim, volume, &recovery, consistency).await?;
-    println!(
+    output::print(&format!(
         "claim {claim:?} goes on with {} of its copies; the others are given up and replaced as far as there are pools; \
-         see `trellis volume show {claim} --watch`",
+         see `trellis volume show {claim} --watch`\n",
         recovery.survivors.len()
-    );
-    Ok(())
+    ))
 }
 
 async fn store(
@@ -109,7 +108,7 @@ struct Copy {
     counts: bool,
     /// It is there, and can prove what it holds.
     is_left: bool,
-    /// How far it is: the epoch and the number of its last entry. The larger is the later.
+    /// How far it got: the epoch and the number of its last entry. The larger is the later.
     key: Option<(u64, u64)>,
     written_at: Option<String>,
     /// Regions of a mebibyte that are behind.
@@ -164,8 +163,8 @@ impl Findings {
         self.copies.iter().filter(|copy| copy.counts)
     }
 
-    /// Whether something that was acknowledged may be missing in so many copies: a write is acknowledged when the
-    /// factor has it, so that it is in any of more copies than the rest.
+    /// Whether a write that was acknowledged may be missing in so many copies. As many copies as the factor have such a
+    /// write, so only the others can lack it.
     fn may_miss(&self, survivors: usize) -> bool {
         let factor = usize::try_from(self.consistency_factor).unwrap_or(usize::MAX);
         survivors + factor <= self.members().count()

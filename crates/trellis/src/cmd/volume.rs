@@ -1,33 +1,30 @@
-//! `trellis volume`: the copies of a claim, how they are, and how many there shall be.
+//! `trellis volume`: the copies of a claim, their states, and how many there should be.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::bail;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use trellis_api::kinds::{
     Pool, Replica, ReplicaPhase, ReplicaSeen, ReplicaState, ScrubSeen, Volume,
 };
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::claim::copies::staying;
+use trellis_control::claim::redundancy;
 use trellis_control::claim::space::full_pools;
 use trellis_control::disks;
 use trellis_control::view::View;
 
-use super::changes;
-use crate::claim_view::{list, load};
+use super::{changes, scrub};
+use crate::claim_view::health::degraded;
+use crate::claim_view::{held, list, load, requested};
 use crate::cli::{Global, Output};
-use crate::connect::connect;
-use crate::exit::{Ended, from_service};
-use crate::output::{self, Table, Tone, UNKNOWN, human, precise_or_unknown};
-
-/// How often `scrub --wait` looks how far it is.
-const LOOK_EVERY: Duration = Duration::from_millis(300);
+use crate::connect::{Service, connect};
+use crate::exit::{Ended, from_service, refuse};
+use crate::output::{self, Table, Tone, UNKNOWN, age, human, precise_or_unknown};
 
 /// Shows a claim's volume and its copies.
 pub async fn show(global: &Global, claim: &str, how: &Output) -> anyhow::Result<()> {
@@ -36,10 +33,11 @@ pub async fn show(global: &Global, claim: &str, how: &Output) -> anyhow::Result<
         let view = load(&service, claim).await?;
         let pools = Api::<Pool>::all(service.client.clone());
         let pools = list(pools, &ListParams::default()).await?;
-        let Some(shown) = Shown::of(&view, pools) else {
+        let now = Timestamp::now();
+        let Some(shown) = Shown::of(&view, pools, now) else {
             return Err(Ended::NotFound(format!("claim {claim:?} has no volume yet")).into());
         };
-        output::text(how.output, &shown, |_| shown.render(output::colours()))
+        output::text(how.output, &shown, |_| shown.render(now, output::colours()))
     })
     .await
 }
@@ -56,34 +54,27 @@ pub async fn scale(
     let view = load(&service, claim).await?;
     let volume = volume_of(&view, claim)?;
     if !volume.spec.replicated {
-        bail!(
+        return refuse(format!(
             "claim {claim:?} has a single copy that is used where it lies; only a claim of a class with several \
              replicas can have more or fewer"
-        );
+        ));
     }
     require_quorum(&view)?;
     let consistency = consistency.unwrap_or(replicas / 2 + 1);
     if consistency > replicas {
-        bail!("{consistency} copies cannot have a write if there are {replicas}");
+        return refuse(format!(
+            "{consistency} copies cannot have a write if there are {replicas}"
+        ));
     }
-    let volumes = Api::<Volume>::all(service.client.clone());
     let mut body = json!({ "spec": { "replicas": replicas, "consistencyFactor": consistency } });
     if allow_shared_disk {
         body["spec"]["allowSharedDisk"] = json!(true);
     }
-    volumes
-        .patch(
-            &volume.name_any(),
-            &PatchParams::default(),
-            &Patch::Merge(body),
-        )
-        .await
-        .map_err(|error| from_service(error, claim))?;
-    println!(
+    patch(&service, volume, claim, &body).await?;
+    output::print(&format!(
         "claim {claim:?} shall have {replicas} copies, of which {consistency} must have a write; see `trellis volume \
-         show {claim} --watch`"
-    );
-    Ok(())
+         show {claim} --watch`\n"
+    ))
 }
 
 /// Replaces the copy on one pool by a copy on another.
@@ -91,9 +82,9 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
     let service = connect(global).await?;
     let view = load(&service, claim).await?;
     if !volume_of(&view, claim)?.spec.replicated {
-        bail!(
+        return refuse(format!(
             "claim {claim:?} has a single copy, which cannot be replaced while it is the only one"
-        );
+        ));
     }
     require_quorum(&view)?;
     let found = view.replicas.iter().find(|each| each.spec.pool == pool);
@@ -107,14 +98,13 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
         .delete(&replica.name_any(), &DeleteParams::default())
         .await
         .map_err(|error| from_service(error, claim))?;
-    println!(
+    output::print(&format!(
         "the copy of claim {claim:?} on pool {pool:?} goes when another one holds everything; see `trellis volume \
-         show {claim} --watch`"
-    );
-    Ok(())
+         show {claim} --watch`\n"
+    ))
 }
 
-/// Who counts can be changed only by those who count: without a quorum of them nothing would come of it.
+/// Only the copies that count can change who counts. Without a quorum of them the change would never happen.
 fn require_quorum(view: &View) -> anyhow::Result<()> {
     let target = view.target.as_ref();
     let status = target.and_then(|target| target.status.as_ref());
@@ -129,79 +119,18 @@ fn require_quorum(view: &View) -> anyhow::Result<()> {
     Err(Ended::Held(hold.unwrap_or_else(|| Hold::new(reason, message))).into())
 }
 
-/// Has all copies compared with the sums of their blocks.
-pub async fn scrub(global: &Global, claim: &str, wait: bool) -> anyhow::Result<()> {
-    let service = connect(global).await?;
-    let view = load(&service, claim).await?;
-    let volume = volume_of(&view, claim)?;
-    if !volume.spec.replicated {
-        bail!("claim {claim:?} has a single copy that is used where it lies, which has no sums");
-    }
-    if !volume.spec.checksums {
-        bail!(
-            "claim {claim:?} is of a class with checksums: \"false\"; there is nothing to compare with"
-        );
-    }
-    let request = Timestamp::now().to_string();
+/// Changes the volume of a claim.
+pub(super) async fn patch(
+    service: &Service,
+    volume: &Volume,
+    claim: &str,
+    body: &Value,
+) -> anyhow::Result<()> {
     let volumes = Api::<Volume>::all(service.client.clone());
-    let body = json!({ "spec": { "scrubRequested": request } });
-    volumes
-        .patch(
-            &volume.name_any(),
-            &PatchParams::default(),
-            &Patch::Merge(body),
-        )
-        .await
-        .map_err(|error| from_service(error, claim))?;
-    if !wait {
-        println!(
-            "the copies of claim {claim:?} are being compared with their sums; see `trellis volume show {claim} \
-             --watch`"
-        );
-        return Ok(());
-    }
-    let mut told = None;
-    loop {
-        let view = load(&service, claim).await?;
-        let seen = scrub_of(&view).unwrap_or_default();
-        if seen.request.as_deref() == Some(request.as_str()) {
-            println!("{}", scrub_result(&seen));
-            if seen.found > seen.mended {
-                bail!(
-                    "{} blocks cannot be mended: no copy is right",
-                    seen.found - seen.mended
-                );
-            }
-            return Ok(());
-        }
-        if seen.running_percent.is_some() && seen.running_percent != told {
-            told = seen.running_percent;
-            eprintln!("{} %", told.unwrap_or_default());
-        }
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-}
-
-/// What scrubs have found, as its target has told.
-fn scrub_of(view: &View) -> Option<ScrubSeen> {
-    view.target.as_ref()?.status.as_ref()?.scrub.clone()
-}
-
-/// What a scrub has found, in a sentence.
-fn scrub_result(seen: &ScrubSeen) -> String {
-    let mut text = format!(
-        "{} compared with the sums: {} blocks did not match, {} were mended",
-        human(seen.checked),
-        seen.found,
-        seen.mended
-    );
-    if seen.differed > 0 {
-        text.push_str(&format!("; copies differed in {} regions", seen.differed));
-    }
-    if seen.skipped > 0 {
-        text.push_str(&format!("; {} regions could not be compared", seen.skipped));
-    }
-    text
+    let (name, how) = (volume.name_any(), PatchParams::default());
+    let patched = volumes.patch(&name, &how, &Patch::Merge(body)).await;
+    patched.map_err(|error| from_service(error, claim))?;
+    Ok(())
 }
 
 /// The volume of a claim.
@@ -256,12 +185,15 @@ struct Shown {
     consistency_factor: u32,
     iqn: Option<String>,
     portal: Option<String>,
-    /// `Available`, `RedundancyMet` and `SizeConverged` of several copies, in this order.
-    conditions: Vec<(String, bool)>,
+    /// `Available`, `RedundancyMet` and `SizeConverged` of several copies, in this order; null if it is not known now.
+    conditions: Vec<(String, Option<bool>)>,
     scrub: Option<ScrubSeen>,
     copies: Vec<Copy>,
     /// What keeps the volume from what is asked of it.
     hold: Option<Hold>,
+    /// What its copies lack; that does not stop a growth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    degraded: Option<Hold>,
     /// What its owner should know although nothing is held.
     warnings: Vec<String>,
 }
@@ -275,7 +207,11 @@ struct Copy {
     pool: String,
     node: String,
     size: Option<Bytes>,
+    /// Its last known state.
     state: &'static str,
+    /// Since when nobody has heard of it; none if it is heard of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    silent_since: Option<MicroTime>,
     behind: Bytes,
     repair_left: Bytes,
     repair_total: Bytes,
@@ -283,20 +219,23 @@ struct Copy {
 }
 
 impl Shown {
-    fn of(view: &View, pools: Vec<Pool>) -> Option<Shown> {
+    fn of(view: &View, pools: Vec<Pool>, now: Timestamp) -> Option<Shown> {
         let volume = view.volume.as_deref()?;
         let status = view
             .target
             .as_ref()
             .and_then(|target| target.status.clone());
         let status = status.unwrap_or_default();
+        let is_unasked = redundancy::unasked(&status).is_some();
         let said = |kind: &str| {
             let found = status.conditions.iter().find(|each| each.type_ == kind)?;
-            Some((kind.to_owned(), found.status == "True"))
+            // If the target does not answer, what it said before is no news of its copies.
+            let is_known = kind == "Available" || !is_unasked;
+            Some((kind.to_owned(), is_known.then(|| found.status == "True")))
         };
         Some(Shown {
             volume: volume.name_any(),
-            requested: volume.spec.capacity,
+            requested: requested(view).unwrap_or(volume.spec.capacity),
             capacity: status.capacity,
             replicas: volume.spec.replicas,
             consistency_factor: volume.spec.consistency_factor,
@@ -309,11 +248,11 @@ impl Shown {
                 .iter()
                 .map(|each| Copy::of(each, view, volume, &status.replicas))
                 .collect(),
-            hold: volume
-                .status
-                .as_ref()
-                .and_then(|status| status.hold.clone())
+            hold: held(view)
+                .map(|held| held.hold)
+                .or_else(|| volume.status.as_ref()?.hold.clone())
                 .or_else(|| full_pools(view, volume)),
+            degraded: degraded(view, now),
             scrub: status.scrub,
             warnings: warnings(view, volume, pools),
             iqn: status.iqn,
@@ -321,7 +260,7 @@ impl Shown {
         })
     }
 
-    fn render(&self, colours: bool) -> String {
+    fn render(&self, now: Timestamp, colours: bool) -> String {
         let mut text = format!(
             "volume {} asks for {} and has {}; {} of {} copies must have a write\n",
             self.volume,
@@ -334,8 +273,10 @@ impl Shown {
             text.push_str(&format!("iscsi {iqn} at {portal}\n"));
         }
         if !self.conditions.is_empty() {
-            let word = |(kind, is_true): &(String, bool)| {
-                format!("{kind} {}", if *is_true { "yes" } else { "NO" })
+            let word = |(kind, is_true): &(String, Option<bool>)| match is_true {
+                Some(true) => format!("{kind} yes"),
+                Some(false) => format!("{kind} NO"),
+                None => format!("{kind} unknown"),
             };
             let words: Vec<String> = self.conditions.iter().map(word).collect();
             text.push_str(&words.join(", "));
@@ -346,7 +287,7 @@ impl Shown {
                 text.push_str(&format!("scrub {percent} % done\n"));
             }
             if let Some(finished) = &seen.finished {
-                text.push_str(&format!("last scrub {finished}: {}\n", scrub_result(seen)));
+                text.push_str(&format!("last scrub {finished}: {}\n", scrub::result(seen)));
             }
             for (id, blocks) in &seen.rotten {
                 let copy = self.copies.iter().find(|copy| copy.id == *id);
@@ -392,7 +333,10 @@ impl Shown {
                 copy.pool.clone(),
                 copy.node.clone(),
                 precise_or_unknown(copy.size),
-                copy.state.to_owned(),
+                match &copy.silent_since {
+                    Some(since) => format!("{} {}", copy.state, age(since, now)),
+                    None => copy.state.to_owned(),
+                },
                 behind,
                 repair,
                 copy.reason.clone().unwrap_or_else(|| UNKNOWN.to_owned()),
@@ -403,7 +347,7 @@ impl Shown {
         for warning in &self.warnings {
             text.push_str(&format!("warning: {warning}\n"));
         }
-        if let Some(hold) = &self.hold {
+        for hold in self.hold.iter().chain(&self.degraded) {
             let action = hold.reason.action();
             text.push_str(&format!(
                 "{}: {}\nwhat to do: {action}\n",
@@ -418,15 +362,17 @@ impl Copy {
     fn of(replica: &Replica, view: &View, volume: &Volume, all: &[ReplicaSeen]) -> Copy {
         let id = replica.identity();
         let seen = all.iter().find(|each| each.id == id);
+        let now_seen = redundancy::seen(view, replica);
         let status = replica.status.clone().unwrap_or_default();
         let is_full = seen.is_some_and(|seen| seen.full);
         let leaves = replica.metadata.deletion_timestamp.is_some();
-        let state = match (seen.map(|seen| seen.state), status.phase) {
+        let state = match (now_seen.state, status.phase) {
             _ if leaves => "Leaving",
             (Some(ReplicaState::InSync), _) => "InSync",
             (Some(ReplicaState::Repairing), _) => "Repairing",
             (Some(ReplicaState::Arriving), _) => "Arriving",
             (Some(ReplicaState::Away), _) => "Away",
+            (Some(ReplicaState::Silent), _) => "Silent",
             (None, ReplicaPhase::Ready) => "Ready",
             (None, ReplicaPhase::Pending) => "Pending",
             (None, ReplicaPhase::Failed) => "Failed",
@@ -438,6 +384,7 @@ impl Copy {
             node: replica.spec.node.clone(),
             size: status.capacity,
             state,
+            silent_since: now_seen.silent_since.filter(|_| !leaves),
             behind: seen.map(|seen| seen.behind).unwrap_or_default(),
             repair_left: seen.map(|seen| seen.repair_left).unwrap_or_default(),
             repair_total: seen.map(|seen| seen.repair_total).unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! What the copies on this machine say about themselves, and know of their past.
+//! What the copies on this machine say about themselves and their past.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ impl ThisMachine {
         Ok(about)
     }
 
-    /// Lets a copy say this about itself, with what it knows better. Answers what it says then.
+    /// Makes a copy say this about itself, together with what it knows better. Returns what it says then.
     pub(super) fn describe(&self, place: &ReplicaPlace, wanted: &About) -> Result<About, Hold> {
         let found = self.about(place)?;
         let new = found
@@ -56,8 +56,8 @@ impl ThisMachine {
         Ok(new)
     }
 
-    /// Whether anybody has ever had a filesystem on the volume: the stored objects know it, or a copy does. A copy that
-    /// cannot be asked is away, and then the others know it.
+    /// Whether the volume ever had a filesystem: the stored objects know it, or a copy does. A copy that cannot be
+    /// asked is away, and then the others know it.
     pub(super) fn past(&self, stage: &Stage) -> Past {
         let knows = |place: &ReplicaPlace| {
             let about = self.about(place).ok().flatten();
@@ -70,7 +70,7 @@ impl ThisMachine {
         }
     }
 
-    /// Writes down beside the bytes that they carry a filesystem, before anybody can use it.
+    /// Records next to the bytes that they carry a filesystem, before anybody can use it.
     pub(super) fn note_formatted(&self, stage: &Stage) -> Result<(), Hold> {
         for place in &stage.copies {
             let Some(wanted) = &place.about else { continue };
@@ -80,7 +80,7 @@ impl ThisMachine {
             };
             match self.describe(place, &wanted) {
                 Ok(_) => {}
-                // One of several that is away is told when it is back; its objects know it by then.
+                // One of several copies that is away is told when it is back; its objects know it by then.
                 Err(hold) if stage.copies.len() > 1 => {
                     tracing::warn!(replica = place.name, "{}", hold.message);
                 }

@@ -1,4 +1,4 @@
-//! Errors of the replica store and of the kernel, told as the holds that a user reads.
+//! Turns errors of the replica store and of the kernel into the holds that a user reads.
 
 use trellis_api::{Hold, HoldReason};
 use trellis_control::agent::machine::Stage;
@@ -61,6 +61,18 @@ fn is_no_space(error: &(dyn std::error::Error + 'static)) -> bool {
         cause = next.source();
     }
     false
+}
+
+/// An error while a device is attached to a volume's file. If the file is missing, its disk is most often not mounted.
+pub(super) fn carrier_hold(stage: &Stage, error: trellis_node::Error) -> Hold {
+    match &error {
+        trellis_node::Error::Io { path, source, .. }
+            if *path == stage.backing && source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            Hold::new(HoldReason::ReplicaUnavailable, sentence(&error))
+        }
+        _ => node_hold(error),
+    }
 }
 
 pub(super) fn node_hold(error: trellis_node::Error) -> Hold {

@@ -14,7 +14,7 @@ use trellis_control::world::{World, volume_name};
 use super::text::{Family, Labels, Value};
 use crate::claim_view::{goal, held, ladder};
 
-/// The labels of everything that is told of a claim, as the kubelet names them.
+/// The labels of every metric of a claim, as the kubelet names them.
 const CLAIM: &[&str] = &["namespace", "persistentvolumeclaim"];
 
 /// Every claim that is ours or could become so.
@@ -28,7 +28,7 @@ pub fn views(world: &World) -> Vec<View> {
         .collect()
 }
 
-fn labels_of(view: &View) -> Option<Labels> {
+pub fn labels_of(view: &View) -> Option<Labels> {
     let claim = view.claim.as_ref()?;
     Some(vec![
         claim.namespace().unwrap_or_default(),
@@ -74,7 +74,7 @@ pub fn ladders(views: &[View]) -> Vec<Family> {
     vec![rungs, goals, holds]
 }
 
-/// The smallest of each rung that was measured. What was never measured is shown by the ladder as empty.
+/// The smallest measured size of each rung. The ladder shows what was never measured as empty.
 fn smallest(view: &View) -> BTreeMap<Rung, Bytes> {
     let mut sizes = BTreeMap::new();
     for rung in ladder::rungs(view) {
@@ -87,7 +87,7 @@ fn smallest(view: &View) -> BTreeMap<Rung, Bytes> {
     sizes
 }
 
-/// What was counted since the process began.
+/// What was counted since the process started.
 pub fn growths(counted: Counted) -> Vec<Family> {
     let raises = counted
         .raises

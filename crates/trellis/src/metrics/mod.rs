@@ -1,11 +1,12 @@
-//! Metrics for Prometheus: what is measured and counted, gathered anew for every scrape.
+//! Metrics for Prometheus: what is measured and counted, gathered again for every scrape.
 //!
-//! Happy path: a connection, a request for `/metrics`, the caches are read, the mounted filesystems and the
-//! pools of this node are measured, and all of it is written as text. What cannot be measured within its time
-//! is left out, and told to be missing, so that a disk that does not answer takes away its own samples and
-//! no others. Scrapes are made one after the other.
+//! The happy path: a client connects and asks for `/metrics`, the caches are read, the mounted filesystems and the
+//! pools of this node are measured, and the result is written as text. A measurement that takes too long is left out
+//! and reported as missing, so a disk that does not answer costs its own samples and no others. Scrapes are served one
+//! after the other.
 
 mod claims;
+mod copies;
 mod process;
 mod serve;
 mod text;
@@ -21,16 +22,21 @@ use trellis_apiserver::EmbeddedApi;
 use trellis_control::agent::machine::Machine;
 use trellis_control::timely::Timely;
 use trellis_control::usage::{self, Gauge, MEASURE_TIME_MAX};
+use trellis_control::view::View;
 use trellis_control::world::World;
 
 use crate::machine::ThisMachine;
 use claims::PoolNow;
+use copies::Served;
 use text::{Family, Value};
 
 pub use serve::serve;
 
 /// How many pools are measured at the same time.
 const POOLS_AT_ONCE: usize = 4;
+
+/// How many targets are asked at the same time.
+const TARGETS_AT_ONCE: usize = 16;
 
 /// Where the samples come from.
 pub struct Sources {
@@ -41,7 +47,9 @@ pub struct Sources {
     started: Timestamp,
     volumes: Timely,
     pools: Timely,
-    /// Held by the scrape that is under way: two at a time would take each other's measurements for hung.
+    targets: Timely,
+    repaired: copies::Repaired,
+    /// Held by the running scrape: two at a time would take each other's measurements for hung.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -62,6 +70,8 @@ impl Sources {
             started,
             volumes: Timely::new(MEASURE_TIME_MAX),
             pools: Timely::new(MEASURE_TIME_MAX),
+            targets: Timely::new(MEASURE_TIME_MAX),
+            repaired: copies::Repaired::default(),
             turn: tokio::sync::Mutex::default(),
         }
     }
@@ -71,8 +81,11 @@ impl Sources {
         let _turn = self.turn.lock().await;
         let gauge: Arc<dyn Gauge> = self.machine.clone();
         let usage = usage::measure(&self.world, &self.node, &gauge, &self.volumes);
-        let (usage, pools) = tokio::join!(usage, self.measure_pools());
-        let mut families = claims::ladders(&claims::views(&self.world));
+        let views = claims::views(&self.world);
+        let (usage, pools, served) =
+            tokio::join!(usage, self.measure_pools(), self.ask_targets(&views));
+        let mut families = claims::ladders(&views);
+        families.extend(copies::families(&served, &self.repaired));
         families.extend(claims::growths(self.world.growths.counted()));
         families.extend(claims::usage(&usage));
         families.extend(claims::pools(&pools));
@@ -81,6 +94,22 @@ impl Sources {
         families.extend(process::families(self.started));
         families.push(build());
         text::encode(families)
+    }
+
+    /// Asks the targets of volumes with several copies.
+    async fn ask_targets(&self, views: &[View]) -> Vec<Served> {
+        let is_served = |view: &&View| view.volume.as_ref().is_some_and(|it| it.spec.replicated);
+        let volumes = views.iter().filter(is_served).cloned();
+        futures::stream::iter(volumes)
+            .map(|view| async {
+                let (machine, volume) = (self.machine.clone(), view.key.clone());
+                let ask = move || machine.target_status(&volume);
+                let target = self.targets.measure(&view.key, ask).await.flatten();
+                Served { view, target }
+            })
+            .buffer_unordered(TARGETS_AT_ONCE)
+            .collect()
+            .await
     }
 
     async fn measure_pools(&self) -> Vec<PoolNow> {
@@ -98,7 +127,7 @@ impl Sources {
         let promised = self.world.ledger.open().reserved_beside(&name, "");
         let id = pool.status.as_ref().and_then(|status| status.id.clone());
         let measured = match id {
-            // A pool without an identity gets one from the agent, who opens it first.
+            // A pool without an identity gets one from the agent, which opens it first.
             None => None,
             Some(id) => {
                 let machine = self.machine.clone();

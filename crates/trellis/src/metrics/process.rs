@@ -4,7 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::text::{Family, Value};
 
-/// The families; those that the kernel does not tell are left out.
+/// The families; those that the kernel does not report are left out.
 pub fn families(started: Timestamp) -> Vec<Family> {
     let mut families = vec![
         cpu(),
@@ -57,7 +57,7 @@ fn cpu() -> Family {
     .with(Vec::new(), Value::Real(spent.as_secs_f64()))
 }
 
-/// A field of `/proc/self/status` that is told in kibibytes, in bytes.
+/// A field of `/proc/self/status` in bytes; the kernel reports kibibytes.
 fn kibibytes(status: &str, field: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     let number = line.trim().strip_suffix("kB")?.trim();

@@ -1,4 +1,4 @@
-//! The door for scrapers: plain HTTP on the address that the user gave, `/metrics` and `/healthz`.
+//! The server for scrapers: plain HTTP on the address that the user gave, `/metrics` and `/healthz`.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -18,14 +18,14 @@ use tokio::task::JoinSet;
 use super::Sources;
 use super::text::CONTENT_TYPE;
 
-/// Connections at one time; the next one waits in the kernel's queue. A few scrapers is what there is.
+/// Connections at one time; the next one waits in the kernel's queue. There are only a few scrapers.
 const CONNECTIONS_MAX: usize = 16;
 /// From the first byte that we wait for to the end of a request's headers; also closes idle connections.
 const HEADER_READ_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a connection may live, so that one that stops reading does not hold its place for ever. A scraper
+/// How long a connection may live, so that a client that stops reading does not hold its place for ever. A scraper
 /// connects again.
 const CONNECTION_TIME_MAX: Duration = Duration::from_secs(3600);
-/// Pause after a failed accept: it fails for want of descriptors, and at once again if retried at once.
+/// The pause after a failed accept. It fails for lack of descriptors, and would fail again if retried at once.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// Answers scrapers, for ever.

@@ -1,14 +1,14 @@
 //! The text format of Prometheus, version 0.0.4: families of samples in a fixed order.
 //!
-//! A family's samples are keyed by their labels, so that the same series cannot stand there twice: a scraper
-//! refuses the whole answer then.
+//! A family's samples are keyed by their labels, so that a series cannot appear twice: a scraper would refuse the whole
+//! answer.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use trellis_control::metrics::Histogram;
 
-/// What the answer says it is.
+/// The content type of the answer.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The label values of one series, in the order of its family's label names.

@@ -12,7 +12,7 @@ use trellis_api::{Bytes, HoldReason};
 use trellis_control::agent::machine::{CopiesWanted, ScrubWish};
 use trellis_keeper::message::{receive, send};
 
-/// What a target is started with, and told when it changes.
+/// What a target starts with, and is told when it changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Settings {
@@ -20,31 +20,31 @@ pub struct Settings {
     pub volume: String,
     /// The volume's identity.
     pub volume_id: String,
-    /// The copies that count, as far as it is known: to begin with.
+    /// The copies that count, as far as is known, to start with.
     pub members: Members,
     /// The copies that are asked for.
     #[serde(default)]
     pub wanted: CopiesWanted,
-    /// With which copies it goes on after others were lost for good.
+    /// The copies that it goes on with after others were lost for good.
     #[serde(default)]
     pub recovery: Option<Recovery>,
-    /// It has been served so.
+    /// The recovered volume has been served.
     #[serde(default)]
     pub is_recovered: bool,
-    /// After which time a request without a quorum fails; none if it waits without a limit.
+    /// How long a request without a quorum waits before it fails; none for no limit.
     #[serde(default)]
     pub fails_after: Option<Duration>,
-    /// After which time a request without a quorum is asked anew, if that is said.
+    /// How long a request without a quorum waits before it is asked again, if set.
     #[serde(default)]
     pub asks_every: Option<Duration>,
-    /// What becomes of a write for which too many pools have no space.
+    /// What happens to a write if too many pools have no space for it.
     #[serde(default)]
     pub when_full: WhenFull,
     /// Where copies can be reached.
     pub addresses: BTreeMap<String, String>,
     /// The iSCSI name.
     pub iqn: String,
-    /// When the copies are compared with the sums of their blocks.
+    /// When the copies are compared with their checksums.
     #[serde(default)]
     pub scrub: ScrubWish,
 }
@@ -53,16 +53,16 @@ pub struct Settings {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Request {
-    /// How it is.
+    /// Its status.
     Status,
-    /// To have these copies.
+    /// To use these copies.
     Configure(Box<Settings>),
     /// To grow, and to answer when that is done or held.
     Grow {
         /// The size.
         to: Bytes,
     },
-    /// To say a byte whenever the status has changed, from now on.
+    /// To send a byte whenever the status changes, from now on.
     Watch,
     /// To take the file away and to end.
     Stop,
@@ -72,11 +72,11 @@ pub enum Request {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Answer {
-    /// How it is.
+    /// Its status.
     Status(Box<TargetStatus>),
     /// It is done.
     Done,
-    /// It cannot be, for this reason.
+    /// It cannot be done, for this reason.
     Held {
         /// The code.
         reason: HoldReason,
@@ -85,7 +85,7 @@ pub enum Answer {
     },
 }
 
-/// How a target is.
+/// The status of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetStatus {
@@ -99,12 +99,12 @@ pub struct TargetStatus {
     pub redundancy_met: bool,
     /// Every copy has the volume's size.
     pub size_converged: bool,
-    /// Who counts; while that changes, those of both sides.
+    /// The copies that count. During a change of the view, those of both sides.
     pub members: Members,
     /// Which history it serves; none while it serves nothing.
     #[serde(default)]
     pub lineage: Option<String>,
-    /// How each copy is.
+    /// The state of each copy.
     pub replicas: Vec<ReplicaSeen>,
     /// Why a growth does not go on.
     pub growth_held: Option<HoldReason>,
@@ -112,9 +112,12 @@ pub struct TargetStatus {
     pub portal: Option<String>,
     /// The FUSE file is there.
     pub file: bool,
-    /// What comparing the copies with their sums has found.
+    /// What scrubs have found.
     #[serde(default)]
     pub scrub: Option<ScrubSeen>,
+    /// How many bytes of each copy are still to be repaired, exactly.
+    #[serde(default)]
+    pub repairs_left: BTreeMap<String, Bytes>,
 }
 
 /// Asks the target at that socket, and waits no longer than `limit` for its answer.

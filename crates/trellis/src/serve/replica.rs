@@ -45,6 +45,7 @@ pub async fn run(verb: &ServeReplica) -> anyhow::Result<()> {
     let Some(_life) = Life::begin(&verb.lock)? else {
         bail!("the copy is served already");
     };
+    crate::crash::arm_copy(&verb.directory);
     let settings = ReplicaSettings {
         path: verb.directory.clone(),
         pool: verb.pool,

@@ -1,4 +1,5 @@
-//! Connections of volumes where somebody waits and nobody serves: found, told of, and ended when no successor comes.
+//! Connections of volumes where requests wait and nobody serves: finds them, reports them, and ends those that no
+//! successor takes over.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -37,14 +38,14 @@ pub fn tell(run: &Path) -> trellis_node::Result<Vec<String>> {
     Ok(find(run)?.into_iter().map(sentence).collect())
 }
 
-/// What was seen before: since when each connection has had no server.
+/// What was seen before: since when each connection has been without a server.
 #[derive(Default)]
 pub struct Unserved {
     since: HashMap<u32, Instant>,
 }
 
 impl Unserved {
-    /// Takes what is found now, of connections that nobody will serve, and answers which have been so for too long.
+    /// Takes in the connections found now that nobody will serve, and returns those that have been so for too long.
     pub fn overdue(&mut self, found: &[Standing], now: Instant) -> Vec<u32> {
         self.since
             .retain(|number, _| found.iter().any(|each| each.number == *number));

@@ -1,4 +1,4 @@
-//! One thread that sleeps until a target has something to tell, and says which volume to look at.
+//! One thread that sleeps until a target has news, and says which volume to look at.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-/// What is told when something has happened: the volume.
+/// Called with the volume when something has happened.
 pub type Tell = Box<dyn Fn(&str) + Send + Sync>;
 
 /// What is watched, and the thread that does.
@@ -25,7 +25,7 @@ struct Shared {
     tell: Tell,
 }
 
-/// Takes what has been told. Answers whether there may be more to come.
+/// Reads what was sent. Returns whether there may be more to come.
 fn take(stream: &UnixStream) -> bool {
     let mut bytes = [0; 64];
     match recv(stream, &mut bytes, RecvFlags::DONTWAIT) {
@@ -54,7 +54,7 @@ impl Watch {
         self.shared.watched().contains_key(volume)
     }
 
-    /// Watches what a target tells until it is gone.
+    /// Watches what a target reports until it is gone.
     pub fn add(&self, volume: &str, stream: UnixStream) -> std::io::Result<()> {
         self.shared.watched().insert(volume.to_owned(), stream);
         rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes())?;
@@ -75,7 +75,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until something happens, and answers to which volumes.
+    /// Sleeps until something happens, and returns to which volumes.
     fn round(&self) -> Vec<String> {
         // Duplicates, so that others can add while this sleeps.
         let sources: Vec<(String, UnixStream)> = self

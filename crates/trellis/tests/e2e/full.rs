@@ -67,6 +67,50 @@ impl Drop for SmallPool {
     }
 }
 
+// Fails if `explain` says that all is well of a claim whose users get "no space left": because its own filesystem is
+// full, because the pool below its only copy is, or because that pool is gone.
+#[test]
+fn a_claim_with_nothing_left_is_not_said_to_be_well() {
+    let service = Service::start_told(&["--resync-seconds", "3600"]);
+    let pool = SmallPool::mount(&service, "b");
+    service.apply(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: small}\nprovisioner: trellis.dev\n\
+         allowVolumeExpansion: true\nparameters: {pools: b}\n",
+    );
+    service.claim("data", "small", "320Mi");
+    let path = service.mount("data");
+    let explained = || service.trellis_any(&["explain", "data"]);
+    let well = explained();
+    assert!(
+        well.contains("All is well") && well.contains("in use"),
+        "{well}"
+    );
+    let mut file = File::create(path.join("file")).unwrap();
+    let piece = vec![7_u8; MIB];
+    while std::io::Write::write_all(&mut file, &piece).is_ok() {}
+    while std::io::Write::write_all(&mut file, &piece[..512]).is_ok() {}
+    drop(file);
+    let full = explained();
+    assert!(full.contains("filesystem is full"), "{full}");
+    assert!(!full.contains("All is well"), "{full}");
+    std::fs::remove_file(path.join("file")).unwrap();
+    pool.fill_up();
+    let full = explained();
+    assert!(full.contains("Pool \"b\" is full"), "{full}");
+    assert!(!full.contains("All is well"), "{full}");
+    pool.free_up();
+    service.trellis(&["umount", "data"]);
+    let identity = pool.path.join("pool-id");
+    let aside = pool.path.join("pool-id.aside");
+    std::fs::rename(&identity, &aside).unwrap();
+    let gone = explained();
+    assert!(gone.contains("Pool \"b\" is gone"), "{gone}");
+    assert!(!gone.contains("All is well"), "{gone}");
+    std::fs::rename(&aside, &identity).unwrap();
+    let well = explained();
+    assert!(well.contains("All is well"), "{well}");
+}
+
 /// A service with a pool that has space and two that can be filled.
 fn service() -> (Service, [SmallPool; 2]) {
     let service = Service::start_told(&["--resync-seconds", "3600"]);

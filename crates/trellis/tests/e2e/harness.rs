@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use trellis_api::Bytes;
 
 /// How long anything may take that normally takes well under a second. Generous: it only bounds a
 /// failing test, and the machine may be busy.
@@ -182,7 +183,22 @@ impl Service {
         );
     }
 
-    fn verb(&self, arguments: &[&str]) -> Command {
+    /// Waits until the service has ended by itself, and well.
+    pub fn ends(&mut self) {
+        let mut child = self.child.take().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(Instant::now() < deadline, "the service does not end"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        assert!(status.success(), "{status}");
+    }
+
+    /// A verb, ready to run.
+    pub fn verb(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
         command
             .args(arguments)
@@ -299,8 +315,11 @@ impl Service {
 
     /// Waits until the claim's status reports `size`.
     pub fn wait_size(&self, claim: &str, size: &str) {
+        let wanted: Bytes = size.parse().unwrap();
         self.wait(&format!("{claim} has {size}"), |service| {
-            (service.object("pvc", claim)["status"]["capacity"]["storage"] == size).then_some(())
+            let claim = service.object("pvc", claim);
+            let has = claim["status"]["capacity"]["storage"].as_str()?;
+            (has.parse() == Ok(wanted)).then_some(())
         });
     }
 

@@ -1,5 +1,7 @@
 //! The whole life of a claim, by the verbs and by kubectl.
 
+use serde_json::Value;
+
 use crate::harness::{
     Service, checksum, claim, class, filesystem_mib, loops_below, mounts_below, write_file,
 };
@@ -120,6 +122,37 @@ fn a_retained_volume_outlives_its_claim_and_can_be_bound_again() {
     service.wait_bound("again");
     let path = service.mount("again");
     assert_eq!(checksum(&path.join("file")), sum);
+}
+
+// Fails if what docs/operating.md says about freeing a retained volume frees nothing, or if deleting the persistent
+// volume alone frees it.
+#[test]
+fn a_retained_volume_is_freed_as_the_documents_say() {
+    let service = Service::start();
+    service.apply(&(class("keep", "xfs") + "reclaimPolicy: Retain\n"));
+    for name in ["freed", "kept"] {
+        service.claim(name, "keep", "320Mi");
+        let volume = service.object("pvc", name)["spec"]["volumeName"].clone();
+        let (volume, data) = (volume.as_str().unwrap(), service.data_file(name));
+        service.kubectl(&["delete", "pvc", name, "--wait=true"]);
+        service.wait("the volume is released", |service| {
+            (service.object("pv", volume)["status"]["phase"] == "Released").then_some(())
+        });
+        assert!(data.exists());
+        if name == "freed" {
+            let delete = r#"{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}"#;
+            service.kubectl(&["patch", "pv", volume, "-p", delete]);
+            service.wait("bytes and objects are gone", |service| {
+                let objects =
+                    ["pv", "volumes.trellis.dev"].map(|kind| service.object(kind, volume));
+                (!data.exists() && objects.iter().all(Value::is_null)).then_some(())
+            });
+        } else {
+            service.kubectl(&["delete", "pv", volume, "--wait=true"]);
+            service.trellis(&["pool", "ls"]);
+            assert!(data.exists(), "the bytes stay");
+        }
+    }
 }
 
 // Fails if a claim that is in use vanishes under its user, or stays when the use has ended.

@@ -90,7 +90,8 @@ fn lose_store(service: &mut Service) {
 
 fn class_of_two() -> &'static str {
     "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: two\nprovisioner: trellis.dev\n\
-     allowVolumeExpansion: true\nparameters:\n  replicas: \"2\"\n  allowSharedDisk: \"true\"\n  pools: a,b\n\
+     allowVolumeExpansion: true\nparameters:\n  replicas: \"2\"\n  allowSharedDisk: \"true\"\n  pools: a,b\n  \
+     whenBelowQuorum: fail\n  patience: 90s\n  whenFull: fail\n  scrubInterval: 48h\n\
      mountOptions: [noatime]\n"
 }
 
@@ -229,6 +230,15 @@ fn wait_unknown(service: &Service, count: u64) {
 fn a_lost_store_is_told_and_made_again_from_the_pools() {
     let mut service = Service::start();
     let pools = with_two_claims(&service);
+    let spec_of_two = |service: &Service| {
+        let volume = service.object("pvc", "two")["spec"]["volumeName"].clone();
+        let mut volume = service.object("volumes.trellis.dev", volume.as_str().unwrap());
+        let spec = volume["spec"].as_object_mut().unwrap();
+        spec.remove("claim");
+        spec.clone()
+    };
+    let asked_for = spec_of_two(&service);
+    assert_eq!(asked_for["whenFull"], "fail");
     // Which pool a claim of the default class is on is not said.
     let check = |service: &Service| {
         let checked = pools.iter().map(|pool| pool.to_str().unwrap());
@@ -261,6 +271,17 @@ fn a_lost_store_is_told_and_made_again_from_the_pools() {
     for claim in ["one", "two"] {
         service.wait_bound(claim);
         assert_has_data(&service, claim);
+    }
+    assert_eq!(spec_of_two(&service), asked_for);
+    let class = service.object("sc", "two");
+    for (parameter, value) in [
+        ("whenBelowQuorum", "fail"),
+        ("patience", "90s"),
+        ("whenFull", "fail"),
+        ("checksums", "true"),
+        ("scrubInterval", "48h"),
+    ] {
+        assert_eq!(class["parameters"][parameter], value, "{parameter}");
     }
     let mounts = trellis_node::sys::mountinfo::read().unwrap();
     let path = service.path("mnt-two");
@@ -312,6 +333,64 @@ fn a_restored_older_store_works_with_what_was_grown_and_made_since() {
     service.trellis(&["recover", "--from-pools"]);
     service.wait_bound("new");
     assert_has_data(&service, "new");
+}
+
+// Fails if a restored store that knows a copy which was replaced since does not find its way: the volume has to wait,
+// say so, and go on with all of its bytes when the copy that it does not know is taken in.
+#[test]
+fn a_restored_older_store_works_with_a_copy_that_was_replaced_since() {
+    let mut service = Service::start();
+    let pools = add_pools(&service, &["a", "b", "c"]);
+    service.apply(&class_of_two().replace("a,b", "a,b,c"));
+    service.claim("two", "two", "320Mi");
+    service.wait_bound("two");
+    let backup = service.path("backup.json").to_str().unwrap().to_owned();
+    service.trellis(&["backup", &backup]);
+    let before = data_files(&pools);
+    let pool = pools.iter().position(|pool| before[0].starts_with(pool));
+    let pool = ["a", "b", "c"][pool.unwrap()];
+    service.trellis(&["volume", "replace", "two", pool]);
+    service.wait("the old copy is gone", |_| {
+        let now = data_files(&pools);
+        (now.len() == 2 && now[0] != before[0]).then_some(())
+    });
+    // Nothing of this is on the copy that the restored store still knows.
+    let path = service.mount("two");
+    write_file(&path.join("file"), FILE_BYTES, seed("two"));
+    service.trellis(&["umount", "two"]);
+    service.stop();
+    kill_processes(&service.data());
+    service.trellis(&["restore", &backup]);
+    service.up(&[]);
+    wait_unknown(&service, 1);
+    let files = data_files(&pools);
+    service.trellis(&["recover", "--from-pools"]);
+    assert_has_data(&service, "two");
+    assert!(files.iter().all(|file| file.exists()), "{files:?}");
+}
+
+// Fails if a store that was saved while a claim was mounted, and is restored when it is not, makes the mount look done:
+// it is brought back, with what was written since, and `mount` does not say so before it is there.
+#[test]
+fn what_was_mounted_when_the_store_was_saved_is_mounted_again() {
+    let mut service = Service::start();
+    service.claim("data", "", "320Mi");
+    let path = service.mount("data");
+    let backup = service.path("backup.json").to_str().unwrap().to_owned();
+    service.trellis(&["backup", &backup]);
+    write_file(&path.join("file"), FILE_BYTES, seed("data"));
+    service.trellis(&["umount", "data"]);
+    service.stop();
+    service.trellis(&["restore", &backup]);
+    service.up(&[]);
+    assert_has_data(&service, "data");
+    let shown = service.trellis(&["explain", "data"]);
+    assert!(shown.contains("All is well"), "{shown}");
+    // One that is there already is not taken away because somebody asks for it again and does not get it.
+    let again = path.to_str().unwrap();
+    let refused = service.try_trellis(&["mount", "data", again, "--read-only"]);
+    assert!(!refused.status.success());
+    assert!(path.join("file").exists());
 }
 
 /// The files that a service makes once, beside its store.

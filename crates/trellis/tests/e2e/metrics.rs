@@ -241,7 +241,7 @@ fn how_full_a_volume_is_reaches_its_status() {
     assert!(used(&later).get() >= used(&first).get() + Bytes::mib(32).get());
     assert!(later["observedAt"].as_str() > first["observedAt"].as_str());
     let wide = service.trellis(&["df", "data", "-o", "wide"]);
-    assert!(wide.contains("IUSED") && wide.contains("0s ago"), "{wide}");
+    assert!(wide.contains("IUSED") && wide.contains(" now "), "{wide}");
 }
 
 // Fails if a change of one volume, by its claim or behind the service's back, makes the service look at others.
@@ -292,4 +292,104 @@ fn only_the_volume_that_changed_is_observed() {
         for_a_loss >= 1.0 && for_a_loss < exact(u64::try_from(VOLUMES - 1).unwrap()),
         "{for_a_loss} observations for the loss of one mount"
     );
+}
+
+/// The labels of the claim `copies`, and more.
+fn of_copies<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    let claim = [
+        ("namespace", "default"),
+        ("persistentvolumeclaim", "copies"),
+    ];
+    [&claim, more].concat()
+}
+
+// Fails if the loss of a copy, its repair or a scrub is not told, a copy of a silent target is told to be well, or a rung
+// that no claim has is told of.
+#[test]
+fn copies_repairs_and_scrubs_show_in_the_metrics() {
+    use rustix::process::{Signal, kill_process};
+    let service = Service::start_told(UP);
+    for name in ["a", "b", "c"] {
+        let pool = service.path(name);
+        std::fs::create_dir(&pool).unwrap();
+        service.trellis(&["pool", "add", name, pool.to_str().unwrap()]);
+    }
+    service.apply("apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: three\nprovisioner: trellis.dev\nparameters:\n  replicas: \"3\"\n  allowSharedDisk: \"true\"\n  pools: a,b,c\n");
+    service.claim("copies", "three", "320Mi");
+    let path = service.mount("copies");
+    let in_sync = |scrape: &Scrape| {
+        let is_in_sync = |series: &&&scrape::Series| {
+            series.0 == "trellis_copy_state" && series.1["state"] == "InSync"
+        };
+        scrape.series().iter().filter(is_in_sync).count()
+    };
+    let value = |scrape: &Scrape, name: &str, more: &[(&str, &str)]| {
+        scrape.value_with(name, &of_copies(more))
+    };
+    let whole = service.wait("all copies are whole", |service| {
+        let scrape = scraped(service);
+        (in_sync(&scrape) == 3).then_some(scrape)
+    });
+    for (name, expected) in [
+        ("trellis_target_up", 1.0),
+        ("trellis_volume_available", 1.0),
+        ("trellis_volume_redundancy_met", 1.0),
+    ] {
+        assert_eq!(value(&whole, name, &[]), expected, "{name}");
+    }
+    for (which, count) in [("wanted", 3.0), ("needed", 2.0), ("in sync", 3.0)] {
+        assert_eq!(
+            value(&whole, "trellis_volume_copies", &[("which", which)]),
+            count
+        );
+    }
+    assert!(whole.family("trellis_scrub_result").is_empty());
+    let is_of_nobody = |series: &&scrape::Series| {
+        let rung = series.1.get("rung").map_or("", String::as_str);
+        series.0.starts_with("trellis_growth_rung") && ["image", "disk", "guest"].contains(&rung)
+    };
+    assert!(!whole.series().iter().any(is_of_nobody));
+
+    let volume = service.object("pvc", "copies")["spec"]["volumeName"].clone();
+    let run = service.data().join("run").join(volume.as_str().unwrap());
+    let signal = |name: &str, signal: Signal| {
+        let text = std::fs::read_to_string(run.join(format!("{name}.lock"))).unwrap();
+        let pid = rustix::process::Pid::from_raw(text.trim().parse().unwrap());
+        kill_process(pid.unwrap(), signal).unwrap();
+    };
+    signal("0", Signal::STOP);
+    write_file(&path.join("file"), FILE, 3);
+    let hurt = service.wait("the loss of a copy is told", |service| {
+        let scrape = scraped(service);
+        let met = value(&scrape, "trellis_volume_redundancy_met", &[]);
+        (met == 0.0 && in_sync(&scrape) == 2).then_some(scrape)
+    });
+    assert_eq!(value(&hurt, "trellis_volume_available", &[]), 1.0);
+    signal("0", Signal::CONT);
+    let mended = service.wait("the copy is repaired", |service| {
+        let scrape = scraped(service);
+        let left = scrape.sum("trellis_copy_repair_left_bytes");
+        (in_sync(&scrape) == 3 && left == 0.0).then_some(scrape)
+    });
+    assert_eq!(mended.family("trellis_copy_repaired_bytes_total").len(), 3);
+    assert_eq!(mended.sum("trellis_copy_full"), 0.0);
+
+    service.trellis(&["volume", "scrub", "copies", "--wait"]);
+    let scrubbed = scraped(&service);
+    let at = value(&scrubbed, "trellis_scrub_finished_timestamp_seconds", &[]);
+    assert!(at > 1.7e9, "{at}");
+    for what in ["found", "mended", "differed", "skipped"] {
+        assert_eq!(
+            value(&scrubbed, "trellis_scrub_result", &[("what", what)]),
+            0.0
+        );
+    }
+
+    // Nobody knows how the copies of a frozen target are.
+    signal("target", Signal::STOP);
+    let silent = scraped(&service);
+    signal("target", Signal::CONT);
+    assert_eq!(value(&silent, "trellis_target_up", &[]), 0.0);
+    assert_eq!(value(&silent, "trellis_volume_available", &[]), 0.0);
+    assert!(silent.family("trellis_copy_state").is_empty());
 }

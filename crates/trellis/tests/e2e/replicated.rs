@@ -1,6 +1,9 @@
 //! Claims of three copies, under a load that is checked: whatever dies or freezes, no write fails and none is lost.
 
+mod deaths;
+mod initiators;
 mod load;
+mod rot;
 mod together;
 
 use std::path::{Path, PathBuf};
@@ -9,9 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::harness::{
-    Service, checksum, claim, filesystem_mib, loops_below, mounts_below, write_file,
-};
+use crate::harness::{Service, claim, filesystem_mib, loops_below, mounts_below, write_file};
 use load::Load;
 
 const POOLS: [&str; 4] = ["a", "b", "c", "d"];
@@ -24,11 +25,16 @@ fn service() -> Service {
 /// The same with more arguments.
 fn service_told(arguments: &[&str]) -> Service {
     let service = Service::start_told(&[&["--resync-seconds", "3600"], arguments].concat());
+    with_pools(&service);
+    service
+}
+
+/// Adds the pools and the class.
+fn with_pools(service: &Service) {
     for pool in POOLS {
-        add_pool(&service, pool);
+        add_pool(service, pool);
     }
     service.apply(&class("three", "3"));
-    service
 }
 
 fn add_pool(service: &Service, name: &str) {
@@ -400,68 +406,6 @@ fn copies_come_and_go_in_use() {
     end(&service, &path);
 }
 
-// Fails if bytes that change by themselves on one copy are served, or are not found and mended by a scrub.
-#[test]
-fn a_scrub_finds_and_mends_what_has_rotted_on_one_copy() {
-    let service = service();
-    let path = mounted(&service);
-    let sum = write_file(&path.join("file"), 24 << 20, 7);
-    wait_whole(&service);
-    let copies = service.objects("replicas.trellis.dev");
-    let data = PathBuf::from(copies[1]["status"]["path"].as_str().unwrap());
-    let flipped = flip_a_byte_in_every_mib(&data);
-    assert!(flipped >= 20, "{flipped} MiB hold something");
-    let said = service.trellis(&["volume", "scrub", "data", "--wait"]);
-    let numbers: Vec<u64> = said
-        .split(|letter: char| !letter.is_ascii_digit())
-        .filter_map(|word| word.parse().ok())
-        .collect();
-    println!("{flipped} flipped: {said}");
-    // The filesystem may have written some of them anew meanwhile.
-    let found = said.split(" blocks did not match").next().unwrap();
-    let found: u64 = found.rsplit(' ').next().unwrap().parse().unwrap();
-    assert!(found > flipped / 2 && found <= flipped, "{said}");
-    assert!(
-        numbers.iter().filter(|number| **number == found).count() >= 2,
-        "{said}"
-    );
-    let shown = service.trellis(&["volume", "show", "data"]);
-    assert!(
-        shown.contains("last scrub") && shown.contains("ROT"),
-        "{shown}"
-    );
-    service.wait("the claim hears of it", |service| {
-        let events = service.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"]);
-        events.contains("BlocksRotten").then_some(())
-    });
-    // A copy in use is left to the scrub, and the check says so.
-    let pool = service.path("pool-a");
-    let checked = service.trellis(&["check", "--read-data", pool.to_str().unwrap()]);
-    assert!(checked.contains("in use"), "{checked}");
-    service.trellis(&["umount", "data"]);
-    let again = service.mount("data");
-    assert_eq!(checksum(&again.join("file")), sum);
-    end(&service, &again);
-}
-
-/// Flips a byte in every MiB of a data file that holds something. Says how many.
-fn flip_a_byte_in_every_mib(data: &Path) -> u64 {
-    use std::os::unix::fs::FileExt;
-    let file = std::fs::File::options().read(true).write(true).open(data);
-    let file = file.unwrap();
-    let mut flipped = 0;
-    let mut bytes = vec![0; 1 << 20];
-    for at in (0..file.metadata().unwrap().len()).step_by(1 << 20) {
-        file.read_exact_at(&mut bytes, at).unwrap();
-        if let Some(index) = bytes.iter().position(|byte| *byte != 0) {
-            let place = at + u64::try_from(index).unwrap();
-            file.write_all_at(&[bytes[index] ^ 0x20], place).unwrap();
-            flipped += 1;
-        }
-    }
-    flipped
-}
-
 // Fails if a volume of several copies that nobody uses does not grow with its filesystem.
 #[test]
 fn an_idle_volume_of_several_copies_grows() {
@@ -492,67 +436,4 @@ fn copies_without_pools_are_held() {
     });
     add_pool(&service, "c");
     service.wait_bound("data");
-}
-
-/// Runs one of QEMU's programs.
-fn qemu(program: &str, arguments: &[&str]) -> std::process::Output {
-    let output = std::process::Command::new(program).args(arguments).output();
-    output.expect("QEMU is installed by `make setup`")
-}
-
-// Fails if an initiator cannot use the volume that pods use, gets in without its secret, or does not see that it grew.
-#[test]
-fn qemu_uses_the_copies_by_iscsi() {
-    let service = service();
-    let block = claim("data", "three", "512Mi").replace("spec:\n", "spec:\n  volumeMode: Block\n");
-    service.apply(&block);
-    service.wait_bound("data");
-    let status = target(&service)["status"].clone();
-    let (iqn, portal) = (
-        status["iqn"].as_str().unwrap(),
-        status["portal"].as_str().unwrap(),
-    );
-    let volume = run_dir(&service);
-    let secret = std::fs::read_to_string(volume.join("secret")).unwrap();
-    let user = volume.file_name().unwrap().to_str().unwrap();
-    let url = format!("iscsi://{user}%{secret}@{portal}/{iqn}/0");
-    let write = [
-        "-f",
-        "raw",
-        "-c",
-        "write -P 0x5a 4M 1M",
-        "-c",
-        "flush",
-        &url,
-    ];
-    let output = qemu("qemu-io", &write);
-    assert!(output.status.success(), "{output:?}");
-
-    let size = |url: &str| {
-        let output = qemu("qemu-img", &["info", "--output=json", "-f", "raw", url]);
-        let info: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        info["virtual-size"].as_u64().map(|bytes| bytes >> 20)
-    };
-    assert_eq!(size(&url), Some(512));
-    service.trellis(&["grow", "data", "640Mi", "--wait"]);
-    assert_eq!(size(&url), Some(640));
-    let read = [
-        "-f",
-        "raw",
-        "-c",
-        "read -P 0x5a 4M 1M",
-        "-c",
-        "read -P 0 600M 1M",
-        &url,
-    ];
-    let output = qemu("qemu-io", &read);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && !said.contains("failed"),
-        "{output:?}"
-    );
-
-    let stranger = url.replace(&secret, "000000000000000000000000");
-    assert_eq!(size(&stranger), None, "nobody gets in without the secret");
-    assert_equal_copies(&service);
 }

@@ -1,4 +1,4 @@
-//! Growth under load: how soon a session knows, and what writes notice of it.
+//! Growth under load: how soon a session knows of it, and how it affects writes.
 
 use std::path::Path;
 use std::process::Stdio;

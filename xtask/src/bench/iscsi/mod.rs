@@ -1,9 +1,9 @@
-//! Our iSCSI target beside others, on the same backing, in one run.
+//! Our iSCSI target compared with others, on the same backing, in one run.
 //!
-//! Absolute figures of a machine this small move by a third from run to run, so only what was measured in the
-//! same round is compared: all targets run at the same time (an idle one costs nothing), every round gives each
-//! of them its turn at each piece of work, in another order, and what is told is the median of the rounds'
-//! ratios with the smallest and the largest.
+//! On a machine this small, absolute figures vary by a third from run to run, so only figures of the same round are
+//! compared. All targets run at the same time (an idle one costs nothing). Every round gives each of them its turn at
+//! each piece of work, in another order. The report shows the median of the rounds' ratios with the smallest and the
+//! largest.
 
 mod bare;
 mod copies;

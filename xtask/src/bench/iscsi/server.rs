@@ -1,4 +1,4 @@
-//! A target that runs: a process with an address, and what it costs.
+//! A running target: a process with an address, and what it costs.
 
 use std::io::{BufRead, Write};
 use std::path::Path;

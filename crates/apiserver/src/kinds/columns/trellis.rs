@@ -1,4 +1,4 @@
-//! Columns of our own kinds: what was asked for, what was measured, and what keeps the two apart.
+//! Columns of our own kinds: the requested size, the measured size, and what keeps the two apart.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};

@@ -3,31 +3,37 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::ResourceExt;
 use trellis_api::kinds::conditions::{Says, renew};
-use trellis_api::kinds::{DATA_FINALIZER, ReplicaPhase, ReplicaStatus, RungStatus, TargetStatus};
+use trellis_api::kinds::{
+    DATA_FINALIZER, ReplicaPhase, ReplicaState, ReplicaStatus, RungStatus, TargetStatus,
+};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
+use super::resizing::Asked;
 use super::{lower_conditions, refused, status_write, without_finalizer};
 use crate::agent::job::{Job, ReplicaJob, ReplicatedJob, TargetJob};
 use crate::agent::machine::{CopyFound, TargetFound};
 use crate::agent::work::Outcome;
 use crate::claim::plan::{Note, claim_place};
+use crate::claim::redundancy;
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
 /// The statuses of the copies on this node and of the target, if it runs here.
 pub(super) fn writes(
+    view: &View,
     job: &Job,
     replicated: &ReplicatedJob,
     outcome: &Outcome,
     now: &MicroTime,
 ) -> Vec<Write> {
     let mut writes = Vec::new();
+    let asked = Asked::of(view);
     for copy in &replicated.copies {
         let name = copy.object.name_any();
         let found = outcome.copies.iter().find(|(of, _)| *of == name);
         match found.map(|(_, found)| found) {
-            Some(Ok(found)) => writes.extend(copy_write(job, copy, found, &outcome.ladder, now)),
-            Some(Err(hold)) => writes.extend(refused(&copy.object, hold, now)),
+            Some(Ok(found)) => writes.extend(copy_write(&asked, job, copy, found, outcome, now)),
+            Some(Err(hold)) => writes.extend(refused(&asked, &copy.object, hold, now)),
             None => {}
         }
         if outcome.copies_removed.contains(&name) {
@@ -49,15 +55,15 @@ pub(super) fn writes(
     }
     if let Some(target) = &replicated.target {
         writes.extend(match &outcome.target {
-            Some(Ok(found)) => target_write(job, target, found, outcome, now),
-            Some(Err(hold)) => target_refused(target, hold, now),
+            Some(Ok(found)) => target_write(&asked, job, target, found, outcome, now),
+            Some(Err(hold)) => target_refused(&asked, job, target, hold, now),
             None => None,
         });
     }
     writes
 }
 
-/// Blocks of copies that did not match their sums and were not told of yet, for the claim.
+/// Blocks of copies that did not match their checksums and were not reported yet, for the claim.
 pub(super) fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
     let Some(Ok(found)) = &outcome.target else {
         return None;
@@ -75,7 +81,7 @@ pub(super) fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
             .and_then(|told| told.get(id))
             .copied()
             .unwrap_or_default();
-        // A target that was started anew counts from zero.
+        // A target that was restarted counts from zero.
         let more = blocks.checked_sub(before).unwrap_or(*blocks);
         let copy = view
             .replicas
@@ -100,19 +106,25 @@ pub(super) fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
 }
 
 fn copy_write(
+    asked: &Asked,
     job: &Job,
     copy: &ReplicaJob,
     found: &CopyFound,
-    ladder: &[RungStatus],
+    outcome: &Outcome,
     now: &MicroTime,
 ) -> Option<Write> {
     let old = copy.object.status.clone().unwrap_or_default();
     let before = old.rung.as_ref().filter(|rung| rung.size == found.size);
     // A copy that is at the size of the volume's copies was raised with them.
-    let of_all = ladder.iter().find(|rung| rung.rung == Rung::Replica);
+    let of_all = outcome
+        .ladder
+        .iter()
+        .find(|rung| rung.rung == Rung::Replica);
     let raised = of_all
         .filter(|rung| rung.size == found.size)
         .and_then(|rung| rung.raised.clone());
+    let kept = keeps_small(copy, outcome);
+    let resizing = asked.says(found.size, job.goal, kept.as_ref());
     let new = ReplicaStatus {
         phase: ReplicaPhase::Ready,
         capacity: Some(found.size),
@@ -129,13 +141,52 @@ fn copy_write(
         address: Some(found.address.clone()),
         content: None,
         hold: None,
-        conditions: lower_conditions(&old.conditions, true, found.size, job.goal, None, now),
+        conditions: lower_conditions(&old.conditions, None, resizing, now),
     };
     let place = Place::named(Object::Replica, copy.object.name_any());
     status_write(place, &old, &new)
 }
 
+/// What keeps a copy from the size that it should have: what keeps all of them, or that it does not answer.
+fn keeps_small(copy: &ReplicaJob, outcome: &Outcome) -> Option<Hold> {
+    let found = match &outcome.target {
+        Some(Ok(found)) => found,
+        Some(Err(hold)) => return Some(hold.clone()),
+        None => return None,
+    };
+    let rung = outcome
+        .ladder
+        .iter()
+        .find(|rung| rung.rung == Rung::Replica);
+    let of_all = found.hold.clone().or_else(|| rung?.hold.clone());
+    let unheard = || {
+        let mut seen = found.replicas.iter();
+        let seen = seen.find(|each| each.id == copy.place.replica_id)?;
+        let word = match seen.state {
+            ReplicaState::Away => "away",
+            ReplicaState::Silent => "silent",
+            ReplicaState::Arriving | ReplicaState::Repairing | ReplicaState::InSync => return None,
+        };
+        let since = seen.heard_at.as_ref().map_or_else(String::new, |at| {
+            format!(" since {}", at.0.strftime("%Y-%m-%d %H:%M:%SZ"))
+        });
+        let message = format!("The copy is {word}{since}; it is raised when it is back.");
+        Some(Hold::new(HoldReason::ReplicaUnavailable, message))
+    };
+    of_all.or_else(unheard)
+}
+
+/// Which copies have not reached the size that the volume has, in a sentence that follows another one; nothing if all
+/// have.
+pub(super) fn behind(view: &View, outcome: &Outcome, size: Bytes) -> String {
+    match &outcome.target {
+        Some(Ok(found)) => redundancy::behind_sentence(view, &found.replicas, size),
+        _ => String::new(),
+    }
+}
+
 fn target_write(
+    asked: &Asked,
     job: &Job,
     target: &TargetJob,
     found: &TargetFound,
@@ -156,7 +207,7 @@ fn target_write(
             &old.conditions,
             found,
             &target.shared_disks,
-            (volume.size, job.goal),
+            asked.says(volume.size, job.goal, hold.as_ref()),
             hold.as_ref(),
             now,
         ),
@@ -178,19 +229,29 @@ fn target_write(
     status_write(place, &old, &new)
 }
 
-/// The target cannot be asked: what was last measured stays, with the reason.
-fn target_refused(target: &TargetJob, hold: &Hold, now: &MicroTime) -> Option<Write> {
+/// The target cannot be asked: the last measurement stays, with the reason.
+fn target_refused(
+    asked: &Asked,
+    job: &Job,
+    target: &TargetJob,
+    hold: &Hold,
+    now: &MicroTime,
+) -> Option<Write> {
     let old = target.object.status.clone().unwrap_or_default();
-    let says = [Says {
+    let available = Says {
         kind: "Available",
         is_true: false,
         reason: hold.reason.code(),
         message: &hold.message,
-    }];
+        began: None,
+    };
+    let size = old.capacity.unwrap_or_default();
+    let resizing = asked.says(size, job.goal, Some(hold));
+    let renewed = renew(&old.conditions, &[available, resizing], now);
+    let is_other = |each: &Condition| renewed.iter().all(|new| new.type_ != each.type_);
     let mut conditions = old.conditions.clone();
-    conditions.retain(|each| each.type_ != "Available");
-    let renewed = renew(&old.conditions, &says, now);
-    conditions.extend(renewed.into_iter().filter(|each| each.type_ == "Available"));
+    conditions.retain(is_other);
+    conditions.extend(renewed);
     let new = TargetStatus {
         hold: Some(hold.clone()),
         conditions,
@@ -204,7 +265,7 @@ fn conditions(
     old: &[Condition],
     found: &TargetFound,
     shared_disks: &[Vec<String>],
-    (size, goal): (Bytes, Bytes),
+    resizing: Says<'_>,
     hold: Option<&Hold>,
     now: &MicroTime,
 ) -> Vec<Condition> {
@@ -221,6 +282,7 @@ fn conditions(
                 "TooFewReplicas"
             },
             message: waits.map_or("", |hold| hold.message.as_str()),
+            began: None,
         },
         Says {
             kind: "RedundancyMet",
@@ -230,6 +292,7 @@ fn conditions(
                 Err((reason, _)) => reason,
             },
             message: redundancy.as_ref().err().map_or("", |(_, why)| why),
+            began: None,
         },
         Says {
             kind: "SizeConverged",
@@ -243,23 +306,15 @@ fn conditions(
                 "A copy has not reached the volume's size.",
                 found.size_converged,
             ),
+            began: None,
         },
-        Says {
-            kind: "Resizing",
-            is_true: size < goal,
-            reason: match hold {
-                Some(hold) => hold.reason.code(),
-                None if size < goal => "Growing",
-                None => "Reached",
-            },
-            message: hold.map_or("", |hold| hold.message.as_str()),
-        },
+        resizing,
     ];
     renew(old, &says, now)
 }
 
-/// Whether there are as many copies as are asked for, or why there are not, with a word for it. Copies on one
-/// filesystem are lost together, and count as one.
+/// Whether there are as many copies as are asked for, or why not, with a word for it. Copies on one filesystem are lost
+/// together, and count as one.
 fn redundancy(
     found: &TargetFound,
     shared_disks: &[Vec<String>],

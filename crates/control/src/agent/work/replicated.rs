@@ -1,5 +1,5 @@
-//! A pass over a volume of several copies: the processes of the copies on this node, the target if it runs here,
-//! and what uses it.
+//! A pass over a volume with several copies: the processes of the copies on this node, the target if it runs here, and
+//! the uses of the volume.
 
 use std::cell::RefCell;
 
@@ -14,7 +14,7 @@ use crate::agent::climb::climb;
 use crate::agent::job::{Fate, Job, ReplicaJob, ReplicatedJob};
 use crate::agent::machine::{CopyFound, Machine, Stage, TargetFound, TargetPlace};
 
-/// Does what the job says of copies, target and uses.
+/// Does what the job says about copies, target and uses.
 pub(super) fn work(
     machine: &dyn Machine,
     job: &Job,
@@ -63,7 +63,7 @@ pub(super) fn work(
     let_go(machine, replicated, outcome);
 }
 
-/// Copies that shall go and that do not count any more, as the target has just said: what is stored of it may be
+/// Copies that are to go and that no longer count, as the target has just said. What is stored about it may be
 /// outdated, and bytes that are gone do not come back.
 fn let_go(machine: &dyn Machine, replicated: &ReplicatedJob, outcome: &mut Outcome) {
     let Some(Ok(found)) = &outcome.target else {
@@ -151,7 +151,7 @@ fn serve_copy(
     machine.serve_copy(&copy.place)
 }
 
-/// The target with the addresses that were just found in the place of those that were reported.
+/// The target, with the addresses that were just found instead of the reported ones.
 fn with_addresses(
     place: &TargetPlace,
     replicated: &ReplicatedJob,
@@ -203,7 +203,7 @@ fn use_and_climb(
         backing: backing.clone(),
         ..stage
     });
-    // What cannot be read now would keep the thread that tries for as long as that lasts.
+    // A read that cannot be served now would block this thread until it can.
     let can_be_used = found.available;
     let provided = match &stage {
         Some(stage) if can_be_used => provide(machine, job, stage, outcome),

@@ -18,7 +18,7 @@ pub(super) trait Lower {
     fn raise(&self, to: Bytes) -> Result<(), Hold>;
 }
 
-/// A single copy that is used where it lies.
+/// A single copy that is used in place.
 pub(super) struct Single<'a> {
     pub(super) machine: &'a dyn Machine,
     pub(super) place: &'a ReplicaPlace,

@@ -1,5 +1,5 @@
-//! The bytes of a write in memory that the volume may keep: entries stay in the coordinator's log for replicas
-//! that are behind, for much longer than a client should miss the buffer that it received them into.
+//! Puts the bytes of a write into memory that the volume may keep. Entries stay in the coordinator's log for replicas
+//! that are behind, much longer than a client should have to do without its receive buffer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ fn is_whole(piece: &Bytes) -> bool {
     u64::try_from(piece.len()).is_ok_and(|length| length.is_multiple_of(BLOCK.get()))
 }
 
-/// The same bytes. Those that are in the arena already stay where they are; others are copied to there, or to
-/// memory of their own when the arena is not there or has no room.
+/// The same bytes. Bytes that are already in the arena stay there; others are copied into it, or into separate memory
+/// if there is no arena or no room in it.
 pub(super) fn keep(arena: Option<&Arc<Arena>>, data: &[Bytes]) -> Vec<Bytes> {
     if !data.iter().all(is_whole) {
         return copied(arena, data);

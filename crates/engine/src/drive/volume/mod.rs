@@ -1,20 +1,19 @@
-//! A volume: what clients use, and what coordinates its replicas.
+//! A volume: the handle that clients use, and the coordination of its replicas behind it.
 //!
-//! [`Volume`] is a handle that costs little to clone. Behind it one owner (`owner`) runs the
-//! coordinator, with the connections to the replicas (`peers`) and the requests of clients
-//! (`requests`). Bytes of writes are put where they can stay (`keep`).
+//! [`Volume`] is a handle that is cheap to clone. Behind it one owner (`owner`) runs the coordinator, with the
+//! connections to the replicas (`peers`) and the requests of clients (`requests`). `keep` puts the bytes of writes
+//! where they can stay.
 //!
 //! # Who may start one
 //!
-//! Exactly one supervisor starts the volume, and does not start it twice at the same time. A volume
-//! that starts takes the generation after the highest that a replica tells it of; whoever coordinated
-//! the volume before is refused by the replicas from then on, and its handle ends ([`Ended::Deposed`]).
-//! Two that are started at the same time would depose each other until one gives up.
+//! Exactly one supervisor starts the volume, one instance at a time. A starting volume takes the generation after the
+//! highest that a replica reports. From then on the replicas refuse the previous coordinator, and its handle ends
+//! ([`Ended::Deposed`]). Two that start at the same time would depose each other until one gives up.
 //!
-//! A replica that was away when the volume started may have promised itself to a later coordinator that
-//! never served. When it comes back, nobody can tell that from a real successor, so the volume ends and
-//! is to be started again.
+//! A replica that was away when the volume started may have made its promise to a later coordinator that never served.
+//! When it comes back, nobody can tell that from a real successor. So the volume ends and must be started again.
 
+mod extents;
 mod keep;
 mod owner;
 mod peers;
@@ -72,12 +71,12 @@ pub struct VolumeSettings {
     pub patience: Duration,
     /// What becomes of a write for which too many pools have no space.
     pub when_full: WhenFull,
-    /// The history of the volume, as far as it is known. Replicas of earlier ones have no vote; replicas may tell
-    /// of a later one.
+    /// The history of the volume, as far as it is known. Replicas of earlier histories have no vote; replicas may
+    /// report a later one.
     pub lineage: Lineage,
-    /// Whose reports it takes to decide which bytes count. With [`Takeover::Survivors`] the replicas of `config`
-    /// are all that is left, and `lineage` is one that begins with this start ([`Lineage::after`]). Whoever starts
-    /// it has written `lineage` down before, and goes on in this way until the volume was served once.
+    /// Whose reports are needed to decide which bytes count. With [`Takeover::Survivors`] the replicas of `config` are
+    /// all that is left, and `lineage` is a new one that begins with this start ([`Lineage::after`]). The caller has
+    /// stored `lineage` before, and repeats this start until the volume has served once.
     pub takeover: Takeover,
 }
 
@@ -119,12 +118,11 @@ pub enum VolumeError {
     /// Too few replicas are there, for too long. Whether a write was done is unknown.
     #[error("too few replicas are there; see the volume's status")]
     NotReady,
-    /// Too many pools are full. Of a write parts may have been done, or may yet be done when there is
-    /// space.
+    /// Too many pools are full. Parts of a write may have been done, or may still be done when there is space.
     #[error("the pools of too many replicas are full; free some space there")]
     NoSpace,
-    /// Too many pools are full, for as long as a request waits. Whoever can wait longer asks again. Of a write parts
-    /// may have been done.
+    /// Too many pools were full for as long as a request waits. A caller that can wait longer asks again. Parts of a
+    /// write may have been done.
     #[error("the pools of too many replicas are still full; free some space there")]
     NoSpaceYet,
     /// The range is not whole blocks.
@@ -136,7 +134,7 @@ pub enum VolumeError {
     /// No replica that holds the bytes can read them.
     #[error("no replica can read these bytes")]
     Medium,
-    /// The volume is coordinated by another process now. Whether a write was done is unknown.
+    /// Another process now coordinates the volume. Whether a write was done is unknown.
     #[error("the volume is coordinated by another process now")]
     Deposed,
     /// The volume was stopped. Whether a write was done is unknown.
@@ -204,16 +202,14 @@ pub struct Volume {
 type Answer<T> = std::result::Result<T, VolumeError>;
 
 impl Volume {
-    /// Starts a volume whose replicas are served by other processes. To be called inside a tokio
-    /// runtime, on which it runs.
+    /// Starts a volume whose replicas are served by other processes. Call it inside a tokio runtime, on which it runs.
     pub fn start(settings: VolumeSettings) -> Volume {
         let (volume, owner) = Volume::make(settings, Vec::new());
         tokio::spawn(owner.run());
         volume
     }
 
-    /// Starts a volume some of whose replicas are served here, on a thread of its own: their disks are
-    /// written by it.
+    /// Starts a volume with some replicas in this process. It runs on a thread of its own, which writes their disks.
     pub fn start_local(settings: VolumeSettings, replicas: Vec<LocalReplica>) -> Result<Volume> {
         let name = format!("volume-{}", settings.volume.simple());
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -286,8 +282,7 @@ impl Volume {
         }
     }
 
-    /// Ends the volume, whatever handles there are. What was acknowledged stays; what was not flushed
-    /// is not flushed by this.
+    /// Ends the volume, however many handles there are. Acknowledged writes stay; nothing is flushed by this.
     pub async fn stop(&self) -> Ended {
         // If it has ended already, that is what was wanted.
         let _ = self.commands.send(Command::Stop).await;
@@ -313,8 +308,8 @@ impl Volume {
         self.ask(|reply| Command::Io { op, reply }).await
     }
 
-    /// Memory for the bytes of a write that are still to come, where replicas on this machine will see them:
-    /// such bytes are not copied again. None if that would be of no use, they are too many or there is no room.
+    /// Memory for the bytes of a coming write, where replicas on this machine will see them without another copy. None
+    /// if that would be of no use, if the bytes are too many, or if there is no room.
     pub fn room(&self, length: usize) -> Option<Slot> {
         self.shared_memory()?.take(length)
     }
@@ -365,8 +360,8 @@ impl Volume {
         self.io(IoOp::Flush).await.map(drop)
     }
 
-    /// Writes `data` if the bytes there are `expected`. Both have the same length, and are at most
-    /// 16 MiB. No write of the same bytes comes in between.
+    /// Writes `data` if the bytes there are `expected`. Both have the same length, at most 16 MiB. No write of the
+    /// same bytes comes in between.
     pub async fn compare_and_write(
         &self,
         offset: u64,
@@ -392,8 +387,8 @@ impl Volume {
         .await
     }
 
-    /// Raises the volume to `to`, and waits until it is raised or held. A growth that is held is tried
-    /// again by itself: the status tells. A later wish replaces this one.
+    /// Raises the volume to `to`, and waits until it is raised or held. A held growth is retried automatically; the
+    /// status shows it. A later call replaces this goal.
     pub async fn grow(&self, to: u64) -> Answer<u64> {
         if to == 0 || !to.is_multiple_of(BLOCK.get()) || to > SIZE_MAX.get() {
             return Err(VolumeError::SizeBad);
@@ -401,9 +396,9 @@ impl Volume {
         self.ask(|reply| Command::Grow { to, reply }).await
     }
 
-    /// Changes who the replicas are. Returns as soon as it is begun; the status tells when the view is
-    /// the new one. `addresses` has those of all replicas of `config`, and of others that are to be kept the
-    /// same without being counted; one that is not among them and does not count is forgotten.
+    /// Changes the replicas. Returns as soon as the change has begun; the status shows when the new view is in force.
+    /// `addresses` has those of all replicas of `config`, and of others that are to be kept in sync without being
+    /// counted. A replica that is not listed and does not count is forgotten.
     pub async fn reconfigure(
         &self,
         config: Config,
@@ -412,8 +407,8 @@ impl Volume {
         self.reconfigure_from(None, config, addresses).await
     }
 
-    /// The same, if the view still has the version that it had when this was decided; with a later one, which the
-    /// status tells, it is not begun.
+    /// The same, if the view still has the version that it had when this was decided. If the view is later, which the
+    /// status shows, nothing is begun.
     pub async fn reconfigure_from(
         &self,
         from: Option<u64>,
@@ -432,7 +427,7 @@ impl Volume {
         .await
     }
 
-    /// Says where the replicas are reached from now on: all of them. Who counts stays as it is.
+    /// Sets the addresses of all replicas from now on. Which replicas count stays the same.
     pub async fn reach(&self, addresses: BTreeMap<ReplicaId, Address>) -> Answer<()> {
         self.ask(|reply| Command::Reach { addresses, reply }).await
     }
@@ -442,8 +437,8 @@ impl Volume {
         self.ask(|reply| Command::Mark { id, reply }).await
     }
 
-    /// Has all copies compared with their sums and with each other, unless that is going on. The status tells
-    /// how far it is and what it has found.
+    /// Starts to compare all copies with their sums and with each other, unless that is already running. The status
+    /// shows its progress and findings.
     pub async fn scrub(&self) {
         // A volume that has ended compares nothing.
         let _ = self.commands.send(Command::Scrub).await;

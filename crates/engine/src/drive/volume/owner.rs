@@ -1,8 +1,8 @@
 //! The owner of a volume's coordinator.
 //!
-//! One turn: take everything that has come in from clients and replicas, let the coordinator go on,
-//! do what it wants, write to the sockets. So a turn costs one call of the coordinator and one write a
-//! socket, however many requests it has taken.
+//! In one turn it takes everything that has come in from clients and replicas, lets the coordinator run, carries out
+//! its effects, and writes to the sockets. So a turn costs one call of the coordinator and one write per socket,
+//! however many requests it has taken.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Sleep;
 use uuid::Uuid;
 
+use super::extents;
 use super::peers::{Happened, Peers};
 use super::requests::{Command, Reply, Requests};
 use super::spin::Spin;
@@ -25,7 +26,7 @@ use crate::drive::Address;
 use crate::drive::lent::Arena;
 use crate::proto::{Config, Geometry, Promise, ReplicaId, SnapshotRecord, View};
 
-/// How often the coordinator is told the time: while somebody waits for something, and otherwise.
+/// How often the coordinator is told the time: while requests wait, and otherwise.
 const TICK_BUSY: Duration = Duration::from_millis(20);
 const TICK_IDLE: Duration = Duration::from_millis(200);
 
@@ -38,20 +39,20 @@ const COMMANDS_PER_TURN: usize = 256;
 /// How often replicas of this process are let go on in one turn.
 const ROUNDS_PER_TURN: usize = 64;
 
-/// How many generations are tried at the start, each above the highest that a replica told of.
+/// How many generations are tried at the start, each above the highest that a replica reported.
 const GENERATIONS_TRIED_MAX: u32 = 16;
 
 /// How long a growth is waited for that is neither done nor held.
 const GROWTH_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whoever waits for a growth.
+/// A caller that waits for a growth.
 struct Grower {
     to: u64,
     since: Instant,
     reply: Reply<u64>,
 }
 
-/// Whoever waits for a marker.
+/// A caller that waits for a marker.
 struct Marker {
     since: Instant,
     replies: Vec<Reply<SnapshotRecord>>,
@@ -62,7 +63,7 @@ pub(super) struct Owner {
     coordinator: Coordinator,
     promise: Promise,
     generations_tried: u32,
-    /// Who the replicas are, as far as we know: a successor of the coordinator begins with it.
+    /// The replicas, as far as we know: a successor of the coordinator begins with them.
     view: View,
     has_served: bool,
     began: Instant,
@@ -244,7 +245,7 @@ impl Owner {
         Poll::Pending
     }
 
-    /// Takes what clients ask for, as long as there is room. Ready: there are no clients any more.
+    /// Takes requests of clients, as long as there is room. Ready: no clients are left.
     fn take_commands(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while self.requests.has_room() {
             let mut taken = std::mem::take(&mut self.taken);
@@ -293,6 +294,11 @@ impl Owner {
                 reply.give(self.reconfigure(from, config));
             }
             Command::Mark { id, reply } => self.want_marker(id, reply),
+            Command::Pieces { range, reply } => {
+                let file_of = |range| self.peers.file_of(self.coordinator.shows(range)?);
+                let size = self.size.load(Ordering::Relaxed);
+                reply.give(Ok(extents::pieces(range, size, file_of)));
+            }
             Command::Scrub => self.take(Event::Scrub),
             Command::Stop => return true,
         }
@@ -426,8 +432,8 @@ impl Owner {
         }
     }
 
-    /// Takes what has happened, lets the coordinator go on, and does what it wants. Says whether it has
-    /// peeked at something, so that it can go on.
+    /// Takes what has happened, lets the coordinator run, and carries out its effects. Returns whether it has peeked
+    /// at something, so that it can go on.
     fn go_on(&mut self) -> bool {
         for happened in std::mem::take(&mut self.happened) {
             match happened {
@@ -439,6 +445,10 @@ impl Owner {
                 Happened::Verifies(replica, session) => {
                     self.take(Event::Verifies { replica, session });
                 }
+                Happened::TakesCalls(replica, session) => {
+                    self.take(Event::TakesCalls { replica, session })
+                }
+                Happened::Unreachable(replica) => self.take(Event::Unreachable { replica }),
                 Happened::Closed(replica, session) => {
                     self.status_due = true;
                     self.take(Event::Closed { replica, session });
@@ -546,8 +556,8 @@ impl Owner {
         self.view = view;
     }
 
-    /// A later coordinator has a promise. Before we have served, that is one that is gone, and whose
-    /// generation we did not know; afterwards it is a successor.
+    /// A later coordinator has a promise. Before we have served, that is one that is gone and whose generation we did
+    /// not know; afterwards it is a successor.
     fn deposed(&mut self, by: Promise) {
         self.generations_tried += 1;
         if self.has_served || self.generations_tried >= GENERATIONS_TRIED_MAX {
@@ -557,7 +567,7 @@ impl Owner {
         }
     }
 
-    /// Begins anew with a coordinator of that generation.
+    /// Starts over with a coordinator of that generation.
     fn succeed(&mut self, generation: u64) {
         self.promise = Promise {
             generation,
@@ -606,6 +616,7 @@ fn refuse(command: Command, error: VolumeError) {
         Command::Reach { reply, .. } => reply.give(Err(error)),
         Command::Reconfigure { reply, .. } => reply.give(Err(error)),
         Command::Mark { reply, .. } => reply.give(Err(error)),
+        Command::Pieces { reply, .. } => reply.give(Err(error)),
         Command::Scrub | Command::Stop => {}
     }
 }

@@ -1,5 +1,5 @@
-//! The connections to the replicas of a volume: made, lost, and made again after a moment. And the data
-//! files of replicas on this machine, to read what is in memory without asking anybody.
+//! The connections to the replicas of a volume: opened, lost, and opened again after a moment. Also the data files of
+//! replicas on this machine, from which bytes in memory are read without asking the replica.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,10 +23,10 @@ use crate::drive::sums::{rotten, slots_of};
 use crate::member;
 use crate::proto::{Answer, Body, Content, Envelope, ReplicaId};
 use crate::replica::NearSums;
-use crate::wire::{Arrival, KNOWS_SUMS, Place as FilePlace};
+use crate::wire::{Arrival, KNOWS_ALL, KNOWS_CALLS, KNOWS_SUMS, Place as FilePlace};
 
-/// How long until a connection that was lost is made again: at first, and at most. It doubles with
-/// every attempt that brings no message, and begins anew with one that does.
+/// How long until a lost connection is opened again: at first, and at most. It doubles with every attempt that brings
+/// no message, and a message resets it.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
@@ -43,6 +43,10 @@ pub(super) enum Happened {
     Near(ReplicaId, SessionId),
     /// The replica compares blocks with their sums on demand.
     Verifies(ReplicaId, SessionId),
+    /// The replica answers calls.
+    TakesCalls(ReplicaId, SessionId),
+    /// Nobody listens where the replica should be.
+    Unreachable(ReplicaId),
 }
 
 enum Place {
@@ -60,8 +64,8 @@ struct Peer {
     file: Option<NearFile>,
     /// Whether a message came on this connection.
     has_spoken: bool,
-    /// The last connection ended before a message came: it may be an older one, that knows no payloads
-    /// that are not summed up, and does not say what it knows.
+    /// The last connection ended before a message came. The peer may be an older version, which knows neither payloads
+    /// without a checksum nor kind 6.
     is_old: bool,
     is_dialling: bool,
     retry_at: Option<Instant>,
@@ -76,7 +80,7 @@ struct Dialled {
 
 /// A data file on this machine.
 struct NearFile {
-    file: File,
+    file: Arc<File>,
     reader: Reader,
     /// The sums of its blocks, if it has some.
     sums: Option<NearSums>,
@@ -332,7 +336,7 @@ impl Peers {
                 continue;
             };
             let (mut has_spoken, mut is_near, mut borrows) = (false, false, false);
-            let mut verifies = false;
+            let mut knows = 0;
             let mut applied = 0;
             let sink = |arrival| match arrival {
                 Arrival::Message(envelope) => {
@@ -347,14 +351,17 @@ impl Peers {
                     places.push((*replica, session, place));
                 }
                 Arrival::Borrows => borrows = true,
-                Arrival::Knows(bits) => verifies = bits & KNOWS_SUMS != 0,
+                Arrival::Knows(bits) => knows = bits,
                 // Nobody lends to a volume; what is said of it means nothing.
                 Arrival::Lend(_) => {}
             };
             let polled = link.poll_receive(context, sink);
             link.given_back(applied);
-            if verifies {
+            if knows & KNOWS_SUMS != 0 {
                 happened.push(Happened::Verifies(*replica, session));
+            }
+            if knows & KNOWS_CALLS != 0 {
+                happened.push(Happened::TakesCalls(*replica, session));
             }
             if let Some(arena) = &self.arena {
                 if is_near && let Err(error) = link.offer(arena) {
@@ -402,6 +409,7 @@ impl Peers {
                 Ok(Some(file)) => {
                     let reader = Reader::new(&file, buffers);
                     let sums = NearSums::beside(&place.path);
+                    let file = Arc::new(file);
                     // The volume may have ended meanwhile.
                     let _ = to.send(Found {
                         replica,
@@ -418,7 +426,7 @@ impl Peers {
         });
     }
 
-    /// Reads a range of a replica's data file, if it is on this machine and that needs no waiting.
+    /// Reads a range of a replica's data file, if the file is on this machine and the read does not block.
     pub(super) fn peek(
         &self,
         replica: ReplicaId,
@@ -443,6 +451,16 @@ impl Peers {
         Some(content)
     }
 
+    /// The data file of a replica on this machine.
+    pub(super) fn file_of(&self, (replica, session): (ReplicaId, SessionId)) -> Option<Arc<File>> {
+        let peer = self.peers.get(&replica)?;
+        let near = peer
+            .file
+            .as_ref()
+            .filter(|_| peer.session == Some(session))?;
+        Some(Arc::clone(&near.file))
+    }
+
     fn connected(&mut self, dialled: Dialled, happened: &mut Vec<Happened>) {
         let replica = dialled.replica;
         let Some(peer) = self.peers.get_mut(&replica) else {
@@ -457,7 +475,7 @@ impl Peers {
                 let mut link = Link::new(stream);
                 if !peer.is_old {
                     link.trust();
-                    if let Err(error) = link.send_knows(KNOWS_SUMS) {
+                    if let Err(error) = link.send_knows(KNOWS_ALL) {
                         tracing::debug!(%replica, "{error}");
                     }
                 }
@@ -469,6 +487,11 @@ impl Peers {
             Ok(_) => self.retry(replica),
             Err(error) => {
                 tracing::debug!(%replica, "could not connect to {}: {error}", dialled.address);
+                // A frozen process still listens; who takes no more connections is not gone.
+                let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+                if gone.contains(&error.kind()) {
+                    happened.push(Happened::Unreachable(replica));
+                }
                 self.retry(replica);
             }
         }

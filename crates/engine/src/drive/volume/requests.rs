@@ -1,14 +1,14 @@
-//! What clients have asked for and have not been answered.
+//! Requests of clients that have not been answered.
 //!
-//! A request waits here until the coordinator takes it, and is kept until it is answered: if a region
-//! has lost its holders and a successor of the coordinator decides again, it is asked again. A request
-//! that waits too long is answered with [`VolumeError::NotReady`].
+//! A request waits here until the coordinator takes it, and stays until it is answered. If a region has lost its
+//! holders and a successor of the coordinator decides again, the request is sent again. A request that waits too long
+//! is answered with [`VolumeError::NotReady`].
 //!
-//! A write that was refused for want of space rests for a moment and is asked again, if it may wait. While it rests
-//! it counts nowhere: whatever has its space goes on.
+//! A write that was refused for lack of space rests for a moment and is sent again, if it may wait. A resting write
+//! counts in no bound, so requests that need no new space go on.
 //!
-//! A compare-and-write is a fence from the moment it is looked at: writes of the same bytes that came
-//! before are finished first, those that come later wait behind it.
+//! A compare-and-write is a fence from the moment it is taken up: earlier writes of the same bytes finish first, and
+//! later ones wait behind it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::extents::Piece;
 use super::{Address, Answer, Compared, VolumeError, WhenFull, count, show};
 use crate::coordinator::{IoError, IoId, IoOp, IoResult};
 use crate::proto::{Config, Content, ReplicaId, SnapshotRecord, overlap};
@@ -77,6 +78,11 @@ pub(super) enum Command {
     Mark {
         id: Uuid,
         reply: Reply<SnapshotRecord>,
+    },
+    /// Which files show a range of bytes.
+    Pieces {
+        range: (u64, u64),
+        reply: Reply<Vec<Piece>>,
     },
     Scrub,
     Stop,

@@ -1,16 +1,16 @@
 //! Staying awake for an answer that is about to come.
 //!
-//! To fall asleep and be woken takes longer than a replica on the same machine takes for a small write. With one
-//! request under way and nothing else to do, looking again for a moment costs no more processor time than that, and
-//! the answer is passed on at once. Where answers take longer, it is hardly ever tried.
+//! To sleep and be woken takes longer than a replica on the same machine takes for a small write. With one request
+//! under way and nothing else to do, polling for a moment costs no more processor time than that, and the answer is
+//! passed on at once. Where answers take longer, polling is hardly ever tried.
 
 use std::time::{Duration, Instant};
 
-/// How long an answer is looked for. Of what was tried on a virtual machine with two cores (not at all, 60 us, 150 us)
-/// this gave the most small writes.
+/// How long to poll for an answer. Of the values tried on a virtual machine with two cores (none, 60 us, 150 us), this
+/// gave the most small writes.
 const AWAKE_MAX: Duration = Duration::from_micros(150);
 
-/// After so many times in vain in a row, further ones make it no rarer: one in about a thousand.
+/// After this many vain attempts in a row, further ones make polling no rarer: one request in about a thousand.
 const IN_VAIN_MAX: u32 = 10;
 
 /// Whether to stay awake.

@@ -19,7 +19,7 @@ use crate::output::{Table, Tone, precise, precise_or_unknown};
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Forecast {
-    /// The size that every layer shall have.
+    /// The size that every layer should have.
     pub to: Bytes,
     /// The layers.
     pub layers: Vec<Layer>,
@@ -145,7 +145,7 @@ fn served(view: &View, to: Bytes) -> Option<Layer> {
     })
 }
 
-/// The layers where the volume is used, or what becomes of the filesystem where it is not.
+/// The layers where the volume is used, or what happens to the filesystem if it is not used.
 fn uses(view: &View, to: Bytes) -> Vec<Layer> {
     let filesystem = view
         .volume
@@ -209,8 +209,8 @@ fn online(kind: FilesystemKind, node: &str) -> String {
     }
 }
 
-/// Nobody uses the volume: a filesystem on it grows where it lies, unless it was not unmounted cleanly or
-/// records errors, which its node finds out then; one that is not made yet is made at the full size.
+/// Nobody uses the volume. A filesystem on it grows in place, unless it was not unmounted cleanly or has recorded
+/// errors, which its node finds out then. One that is not made yet is made at the full size.
 fn idle(view: &View, kind: FilesystemKind, to: Bytes) -> Layer {
     let found = view
         .replicas

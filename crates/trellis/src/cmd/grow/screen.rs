@@ -1,9 +1,9 @@
-//! What is seen while a claim grows: bars on a terminal, a line for every raise in a pipe.
+//! What a user sees while a claim grows: bars on a terminal, a line for every raise in a pipe.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use trellis_api::Bytes;
 
 use crate::claim_view::ladder::{RungState, RungView};
@@ -12,6 +12,11 @@ use crate::output::{self, precise, took};
 
 /// Every rung has its own bar, named by the rung and the pool or node where it is.
 type Key = (String, Option<String>);
+
+/// The longest bar.
+const BAR_COLUMNS_MAX: u16 = 30;
+/// What a line has besides its bar: the name of the rung, its size, and its state.
+const COLUMNS_BESIDE: u16 = 48;
 
 /// Shows rungs rise.
 pub struct Screen {
@@ -80,8 +85,8 @@ fn key(rung: &RungView) -> Key {
     (rung.title(), rung.node.clone())
 }
 
-/// A line for every rung that is larger than it was when it was shown last, lowest first: a rung whose
-/// news came before that of the rung below waits for it.
+/// A line for every rung that is larger than when it was last shown, lowest first. If news of a rung comes before news
+/// of the rung below, it waits for that.
 fn raised(before: &mut HashMap<Key, Bytes>, rungs: &[RungView]) -> Vec<String> {
     let mut lines = Vec::new();
     for rung in rungs {
@@ -101,16 +106,21 @@ fn raised(before: &mut HashMap<Key, Bytes>, rungs: &[RungView]) -> Vec<String> {
 }
 
 fn new_bar(rung: &RungView) -> ProgressBar {
-    let style = ProgressStyle::with_template("{prefix:>24} [{bar:30}] {msg}")
+    let columns = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| size.ws_col);
+    let width = columns
+        .saturating_sub(COLUMNS_BESIDE)
+        .clamp(4, BAR_COLUMNS_MAX);
+    let template = format!("{{prefix:>24}} [{{bar:{width}}}] {{wide_msg}}");
+    let style = ProgressStyle::with_template(&template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("##-");
-    let bar = ProgressBar::new(1).with_style(style);
-    bar.set_prefix(rung.title());
-    bar
+    // It shows nothing before it has its place among the others: anything it drew by itself would stay on the screen.
+    let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::hidden());
+    bar.with_style(style).with_prefix(rung.title())
 }
 
-/// The bar is the way from the size before to the goal. A rung that has all that it can have is at the
-/// end of it, although its last blocks may be missing.
+/// The bar runs from the old size to the goal. A rung that has all that it can have is at the end, although its last
+/// blocks may be missing.
 fn draw(bar: &ProgressBar, rung: &RungView, from: Bytes, goal: Bytes) {
     let way = goal.saturating_sub(from).get().max(1);
     let gone = match rung.state {

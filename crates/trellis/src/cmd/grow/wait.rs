@@ -11,22 +11,23 @@ use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use trellis_api::kinds::{Attachment, Replica, Target, VOLUME_LABEL, Volume};
-use trellis_api::{Bytes, Hold, HoldReason};
+use trellis_api::{Bytes, Hold};
 use trellis_control::claim::{provision, status};
 use trellis_control::view::View;
 
 use super::screen::Screen;
 use crate::claim_view::ladder::{RungState, RungView, rungs};
 use crate::claim_view::{held, reported};
+use crate::cmd::patience::passes;
 use crate::connect::Service;
 use crate::exit::Ended;
 
-/// How long a hold has to stand before it is believed. Objects are written one by one, and for a moment
-/// a hold of the size before may stand beside the new goal.
+/// How long a hold has to last before it is believed. Objects are written one by one, and for a moment a hold of the
+/// old size may stand next to the new goal.
 const HOLD_SETTLES: Duration = Duration::from_millis(300);
 
-/// How long the rungs may lag behind the claim that already reports the size. They are objects of their
-/// own and are stored one after the other.
+/// How long the rungs may lag behind a claim that already reports the size. They are objects of their own and are
+/// stored one after the other.
 const RUNGS_SETTLE: Duration = Duration::from_secs(1);
 
 /// How many kinds are followed.
@@ -160,7 +161,7 @@ impl Follow {
                     return Ok(Reached { at, rungs });
                 }
             }
-            // A hold counts once the controllers have taken up the size that is waited for.
+            // A hold counts once the controllers have taken up the size that we wait for.
             let taken = status::allocated(&claim).is_some_and(|size| size >= goal);
             let hold = held(&self.view)
                 .map(|held| held.hold)
@@ -203,20 +204,6 @@ impl Follow {
     }
 }
 
-/// Whether a hold may pass without anybody doing anything: a node that restarts comes back, and so does a process.
-fn passes(reason: HoldReason) -> bool {
-    matches!(
-        reason,
-        HoldReason::ReplicaUnavailable
-            | HoldReason::TooFewReplicas
-            | HoldReason::TargetDown
-            | HoldReason::TargetSilent
-            | HoldReason::PoolNotReady
-            | HoldReason::PoolFull
-            | HoldReason::ClaimNotBound
-    )
-}
-
 fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -226,7 +213,7 @@ fn follow<K>(
 where
     K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
-    // An interrupted watch goes on by itself; the deadline ends what never comes back.
+    // An interrupted watch goes on by itself; the deadline ends one that never comes back.
     let events = watcher(api, config).default_backoff();
     let updates = events.flat_map(move |event| {
         let (put, remove) = (put.clone(), remove.clone());

@@ -1,7 +1,7 @@
-//! `trellis pool rm`: a pool goes when no copy is on it; with `--drain` the copies move to other pools first.
+//! `trellis pool rm`: a pool goes when it has no copies. With `--drain` the copies move to other pools first.
 //!
-//! The service does the moving, as for `trellis volume replace`: a copy on a drained pool goes when another one holds
-//! everything. This verb only says what is wanted and shows how far it is, so it can be interrupted and given again.
+//! The service moves the copies, as for `trellis volume replace`: a copy on a drained pool goes when another one holds
+//! everything. This verb only says what is wanted and shows the progress, so it can be interrupted and run again.
 
 use std::time::Duration;
 
@@ -16,8 +16,9 @@ use trellis_control::claim::status::COPIES;
 
 use crate::claim_view::list;
 use crate::cli::Global;
+use crate::cmd::patience::answered;
 use crate::connect::connect;
-use crate::exit::{Ended, from_service};
+use crate::exit::{Ended, from_service, unless_interrupted};
 use crate::output::{self, human};
 
 /// How often the progress is looked at.
@@ -27,21 +28,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const NAMED_MAX: usize = 10;
 
 /// Removes a pool.
-pub async fn remove(
-    global: &Global,
-    name: &str,
-    drain: bool,
-    timeout: Option<Duration>,
-) -> anyhow::Result<()> {
+pub async fn remove(global: &Global, name: &str, drain: bool) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let client = &service.client;
     let pools = Api::<Pool>::all(client.clone());
     let what = format!("pool {name}");
-    let pool = pools
-        .get(name)
-        .await
-        .map_err(|error| from_service(error, &what))?;
-    let copies = Copies::on(client, name).await?;
+    let found = async {
+        let found = pools.get(name).await;
+        found.map_err(|error| from_service(error, &what))
+    };
+    let pool = answered(found).await?;
+    let copies = answered(Copies::on(client, name)).await?;
     if !drain && !copies.is_empty() {
         return Err(copies.refuse(name).into());
     }
@@ -54,7 +51,13 @@ pub async fn remove(
         }
         delete(&pools, name).await
     };
-    match timeout {
+    let goes_on = if drain {
+        format!("the move goes on by itself, and `trellis pool rm {name} --drain` waits again")
+    } else {
+        format!("see `trellis pool ls` whether {what} is gone")
+    };
+    let removal = unless_interrupted(&goes_on, removal);
+    match global.timeout {
         None => removal.await?,
         Some(limit) => tokio::time::timeout(limit, removal).await.map_err(|_| {
             let text = format!(
@@ -75,7 +78,7 @@ pub async fn remove(
     ))
 }
 
-/// Has every copy move away, and shows how far that is until none is left.
+/// Makes every copy move away, and shows the progress until none is left.
 async fn empty(client: &Client, pools: &Api<Pool>, name: &str) -> anyhow::Result<()> {
     let body = json!({ "spec": { "drain": true } });
     pools
@@ -84,7 +87,7 @@ async fn empty(client: &Client, pools: &Api<Pool>, name: &str) -> anyhow::Result
         .map_err(|error| from_service(error, &format!("pool {name}")))?;
     let mut said = String::new();
     loop {
-        let copies = Copies::on(client, name).await?;
+        let copies = answered(Copies::on(client, name)).await?;
         if copies.is_empty() {
             return Ok(());
         }
@@ -107,7 +110,7 @@ async fn empty(client: &Client, pools: &Api<Pool>, name: &str) -> anyhow::Result
     }
 }
 
-/// Deletes the object and waits until its node has let go of the directory.
+/// Deletes the object and waits until its node has released the directory.
 async fn delete(pools: &Api<Pool>, name: &str) -> anyhow::Result<()> {
     match pools.delete(name, &DeleteParams::default()).await {
         Ok(_) => {}
@@ -116,11 +119,13 @@ async fn delete(pools: &Api<Pool>, name: &str) -> anyhow::Result<()> {
     }
     let mut said = String::new();
     loop {
-        let there = pools
-            .get_opt(name)
-            .await
-            .map_err(|error| from_service(error, &format!("pool {name}")))?;
-        let Some(pool) = there else { return Ok(()) };
+        let look = async {
+            let there = pools.get_opt(name).await;
+            there.map_err(|error| from_service(error, &format!("pool {name}")))
+        };
+        let Some(pool) = answered(look).await? else {
+            return Ok(());
+        };
         let conditions = pool.status.map(|status| status.conditions);
         let mut conditions = conditions.unwrap_or_default().into_iter();
         let waits = conditions.find(|each| each.type_ == "Removable");
@@ -213,7 +218,7 @@ impl Copies {
         ))
     }
 
-    /// Copies that cannot move, because each is the only one and is used where it lies.
+    /// Copies that cannot move, because each is the only one and is used in place.
     fn immovable(&self, pool: &str) -> Option<Ended> {
         let fixed = || self.copies.iter().filter(|copy| !copy.is_movable);
         (fixed().count() > 0).then(|| {
@@ -240,7 +245,7 @@ impl Copies {
         text
     }
 
-    /// What keeps a copy that has not begun to move. One that moves already gets on, or says itself what keeps it.
+    /// What holds a copy that has not begun to move. One that already moves gets on, or says by itself what holds it.
     fn held(&self) -> Option<&Hold> {
         self.copies.iter().find_map(|copy| copy.held.as_ref())
     }

@@ -1,5 +1,5 @@
-//! Makes the objects of a volume whose copies were found. The claim comes last: before it is there, nobody works on the
-//! volume.
+//! Makes the objects of a volume whose copies were found. The claim comes last: nobody works on the volume before it
+//! exists.
 
 use std::fmt::Debug;
 
@@ -36,7 +36,8 @@ pub async fn make(client: &Client, lost: &Lost, classes: &[StorageClass]) -> any
     Ok(())
 }
 
-/// The class as far as the copies tell. It keeps the volumes of deleted claims, since nobody knows whether it did not.
+/// The class as far as the copies describe it. It retains the volumes of deleted claims, because nobody knows whether
+/// the old class deleted them.
 async fn make_class(client: &Client, lost: &Lost, classes: &[StorageClass]) -> anyhow::Result<()> {
     let about = &lost.about;
     let exists = classes.iter().any(|each| each.name_any() == about.class);
@@ -53,8 +54,24 @@ async fn make_class(client: &Client, lost: &Lost, classes: &[StorageClass]) -> a
     if let Some(kind) = &about.filesystem {
         parameters[FSTYPE_PARAMETER] = json!(kind);
     }
-    if let Some(via) = &about.via {
-        parameters["via"] = json!(via);
+    let said = [
+        ("via", about.via.clone()),
+        ("whenBelowQuorum", about.when_below_quorum.clone()),
+        ("whenFull", about.when_full.clone()),
+        (
+            "patience",
+            about.patience_seconds.map(|it| format!("{it}s")),
+        ),
+        ("checksums", about.checksums.map(|it| it.to_string())),
+        (
+            "scrubInterval",
+            about.scrub_interval_seconds.and_then(hours),
+        ),
+    ];
+    for (parameter, value) in said {
+        if let Some(value) = value {
+            parameters[parameter] = json!(value);
+        }
     }
     let mut class = json!({
         "metadata": { "name": about.class },
@@ -74,13 +91,23 @@ async fn make_class(client: &Client, lost: &Lost, classes: &[StorageClass]) -> a
     .await
 }
 
+/// A time as the classes have it, in whole hours.
+fn hours(seconds: u64) -> Option<String> {
+    match seconds {
+        0 => Some("0".to_owned()),
+        _ => seconds
+            .is_multiple_of(3600)
+            .then(|| format!("{}h", seconds / 3600)),
+    }
+}
+
 async fn make_volume(client: &Client, lost: &Lost) -> anyhow::Result<Volume> {
     let (about, size) = (&lost.about, lost.size());
     let listed = |each: fn(&Found) -> &str| {
         let all: Vec<&str> = lost.copies.iter().map(each).collect();
         all.join(",")
     };
-    let body = json!({
+    let mut body = json!({
         "apiVersion": "trellis.dev/v1alpha1",
         "kind": "Volume",
         "metadata": {
@@ -106,6 +133,27 @@ async fn make_volume(client: &Client, lost: &Lost) -> anyhow::Result<Volume> {
             "allowSharedDisk": about.allow_shared_disk,
         },
     });
+    let said = [
+        (
+            "whenBelowQuorum",
+            about.when_below_quorum.as_ref().map(|it| json!(it)),
+        ),
+        ("whenFull", about.when_full.as_ref().map(|it| json!(it))),
+        (
+            "patienceSeconds",
+            about.patience_seconds.map(|it| json!(it)),
+        ),
+        ("checksums", about.checksums.map(|it| json!(it))),
+        (
+            "scrubIntervalSeconds",
+            about.scrub_interval_seconds.map(|it| json!(it)),
+        ),
+    ];
+    for (field, value) in said {
+        if let Some(value) = value {
+            body["spec"][field] = value;
+        }
+    }
     let volumes = Api::<Volume>::all(client.clone());
     let what = format!("volume {:?}", lost.name);
     let volume: Volume = serde_json::from_value(body)?;

@@ -1,4 +1,4 @@
-//! Which volumes the copies on the pools make up: pure, from what was found and what is stored.
+//! Which volumes the copies on the pools make up. Pure: computed from what was found and what is stored.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -39,9 +39,9 @@ pub struct Known<'a> {
 pub struct Lost {
     /// The volume's name.
     pub name: String,
-    /// What its copies say of it.
+    /// What its copies say about it.
     pub about: About,
-    /// The claim that it shall have, in the namespace of the old one.
+    /// The claim that it should have, in the namespace of the old one.
     pub claim: String,
     /// The copies to take in.
     pub copies: Vec<Found>,
@@ -78,7 +78,7 @@ impl Plan {
         }
     }
 
-    /// What is worth knowing of it.
+    /// Remarks about it.
     pub fn note(&self) -> String {
         let lost = match self {
             Plan::Leave(_, why) => return why.clone(),
@@ -182,7 +182,7 @@ fn newest(mut copies: Vec<Found>, passed_over: &mut Vec<(String, String)>) -> Ve
     kept
 }
 
-/// The copies that count, by the newest word of the copies themselves, and how many there should be.
+/// The copies that count, according to the copies' newest record, and how many there should be.
 fn counting(copies: Vec<Found>, passed_over: &mut Vec<(String, String)>) -> (Vec<Found>, usize) {
     let views = copies.iter().filter_map(|each| each.copy.view.as_ref());
     let Some(view) = views.max_by_key(|view| view.version).cloned() else {

@@ -24,7 +24,7 @@ pub struct KeeperSide {
     silence_max: Duration,
     /// Held while one is started.
     child: Mutex<Option<Child>>,
-    /// Whether anything shall run.
+    /// Whether anything should run.
     needed: Mutex<bool>,
     becomes_needed: Condvar,
 }
@@ -57,10 +57,10 @@ impl KeeperSide {
         matches!(living(&self.paths().lock), Ok(Some(_)))
     }
 
-    /// Has it run.
+    /// Starts it if it does not run.
     pub fn ensure(&self) -> Result<(), Hold> {
         let mut child = lock(&self.child);
-        // One that has ended is let go of.
+        // One that has ended is dropped.
         if child
             .as_mut()
             .is_some_and(|child| !matches!(child.try_wait(), Ok(None)))
@@ -89,7 +89,7 @@ impl KeeperSide {
         let run = ["--run".as_ref(), self.run.as_os_str()];
         let start = || {
             let mut command = command(&paths, &[&arguments[..], &run[..]].concat())?;
-            // Who is armed to die at a step is the service, and it alone.
+            // These two arm the service alone; copies have a variable of their own.
             command.env_remove(crate::crash::VARIABLE);
             command.env_remove(crate::crash::STOP_VARIABLE).spawn()
         };
@@ -108,7 +108,7 @@ impl KeeperSide {
         *lock(&self.needed) = true;
         self.becomes_needed.notify_all();
         let asked = || Link::open(&self.socket())?.ask(request);
-        // The second time it may just have been started; or it was about to end when it was asked first.
+        // At the second try it may just have been started; or it was about to end at the first.
         for _ in 0..2 {
             match asked() {
                 Ok(answer) => return Ok(answer),
@@ -123,7 +123,7 @@ impl KeeperSide {
         })
     }
 
-    /// Listens to it for ever. Whenever there is another one, `met` is called first, to say what shall run.
+    /// Listens to it for ever. Whenever there is a new keeper, `met` is called first, to say what should run.
     pub fn follow(&self, met: impl Fn() -> Result<(), Hold>, tell: impl Fn(Event)) -> ! {
         loop {
             self.wait_until_needed();
@@ -163,7 +163,7 @@ impl KeeperSide {
     }
 }
 
-/// Waits until `ended` or `ready` says so. Answers whether it is ready.
+/// Waits until `ended` or `ready` says so. Returns whether it is ready.
 pub fn becomes(ready: impl Fn() -> bool, ended: impl Fn() -> bool, limit: Duration) -> bool {
     let deadline = std::time::Instant::now() + limit;
     loop {

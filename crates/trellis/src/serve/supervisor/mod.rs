@@ -1,4 +1,5 @@
-//! The agent's hold on the processes of replicated volumes: it tells the keeper which shall run, and waits for them.
+//! The agent's control of the processes of replicated volumes: it tells the keeper which should run, and waits for
+//! them.
 
 mod keeper;
 mod target;
@@ -16,6 +17,7 @@ use trellis_keeper::paths::{ProcessPaths, RunDir, copy_name};
 use trellis_keeper::process::{last_words, living};
 
 use self::keeper::{KeeperSide, becomes};
+pub(super) use self::target::iqn;
 use super::message::Settings;
 use super::unserved::{self, Unserved};
 use super::watch::Watch;
@@ -24,11 +26,12 @@ use super::watch::Watch;
 const START_TIME_MAX: Duration = Duration::from_secs(15);
 /// How long a process may take to end: twice what the keeper gives it before it is killed.
 const END_TIME_MAX: Duration = Duration::from_secs(10);
-const TARGET: &str = "target";
-/// How often it is looked for connections that nobody serves.
+/// The name of the process that serves a volume.
+pub(super) const TARGET: &str = "target";
+/// How often to look for connections that nobody serves.
 const UNSERVED_LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// What is told when something has happened to a volume.
+/// Called when something has happened to a volume.
 pub type Wake = Box<dyn Fn(&str) + Send + Sync>;
 
 type Key = (String, String);
@@ -37,9 +40,9 @@ type Key = (String, String);
 pub struct Supervisor {
     run: PathBuf,
     keeper: KeeperSide,
-    /// What the keeper was told to have run.
+    /// What the keeper was told to run.
     told: Mutex<HashMap<Key, Wanted>>,
-    /// The settings that the next target of a volume begins with.
+    /// The settings that the next target of a volume starts with.
     settings: Mutex<HashMap<String, Settings>>,
     /// The volumes whose target does not answer.
     silent: Mutex<HashSet<String>>,
@@ -75,11 +78,11 @@ impl Supervisor {
         }
     }
 
-    /// From now on tells which volume to look at when something happens to its processes, and has a keeper run as
-    /// long as there is something to keep.
+    /// From now on reports which volume to look at when something happens to its processes, and keeps a keeper running
+    /// as long as there is something to keep.
     ///
-    /// It is the keeper that starts again what ends, and not a pass over the volume: a pass may wait in the kernel
-    /// for I/O that only the target can answer.
+    /// The keeper restarts what ends, and not a pass over the volume: a pass may wait in the kernel for I/O that only
+    /// the target can answer.
     pub fn listen(self: &Arc<Self>, wake: Wake) -> std::io::Result<()> {
         let wake = Arc::new(wake);
         let woken = wake.clone();
@@ -100,8 +103,8 @@ impl Supervisor {
         thread.spawn(sweep).map(drop)
     }
 
-    /// Ends, for ever, connections that nobody serves and that no successor will take over: no target of the volume lives,
-    /// and none shall run.
+    /// Ends, for ever, connections that nobody serves and that no successor will take over: no target of the volume
+    /// lives, and none should run.
     fn end_unserved(&self) {
         let mut seen = Unserved::default();
         loop {
@@ -146,9 +149,9 @@ impl Supervisor {
         }
     }
 
-    /// Tells a keeper that has just been met what shall run.
+    /// Tells a new keeper what should run.
     fn tell_all(&self) -> Result<(), Hold> {
-        // Whoever is silent is told of again.
+        // The new keeper reports again which targets are silent.
         lock(&self.silent).clear();
         let all: Vec<Wanted> = lock(&self.told).values().cloned().collect();
         for wanted in all {
@@ -157,7 +160,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Has a process run, and waits until it listens. The keeper is told if it does not know, or if the process does
+    /// Makes a process run, and waits until it listens. The keeper is told if it does not know, or if the process does
     /// not run.
     fn ensure(&self, wanted: Wanted) -> Result<(), Hold> {
         let (volume, name) = (wanted.volume.clone(), wanted.name.clone());
@@ -189,7 +192,7 @@ impl Supervisor {
         )))
     }
 
-    /// Has a process not be started again.
+    /// Keeps a process from being restarted.
     fn dismiss(&self, volume: &str, name: &str) -> Result<(), Hold> {
         let key = (volume.to_owned(), name.to_owned());
         lock(&self.told).remove(&key);
@@ -200,7 +203,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Starts the process of a copy unless it runs, and answers where it can be reached.
+    /// Starts the process of a copy unless it runs, and returns where it can be reached.
     pub fn serve_copy(&self, place: &ReplicaPlace, volume: &str) -> Result<String, Hold> {
         let run = self.run_dir(volume)?;
         let name = copy_name(volume, &place.name);
@@ -239,7 +242,7 @@ impl Supervisor {
         Ok(address)
     }
 
-    /// Starts what shall run for a volume and does not, without waiting for the next try.
+    /// Starts what should run for a volume and does not, without waiting for the next try.
     pub fn serve_again(&self, volume: &str) {
         let told: Vec<Wanted> = lock(&self.told)
             .values()

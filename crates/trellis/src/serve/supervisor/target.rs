@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use trellis_api::kinds::{ReplicaSeen, ReplicaState};
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::agent::machine::{TargetFound, TargetPlace};
 use trellis_keeper::message::{Request as KeeperRequest, Wanted, send};
@@ -33,7 +34,7 @@ impl Supervisor {
         RunDir::of(&self.run, volume).file().join("volume")
     }
 
-    /// The volume as the kernel's iSCSI initiator gets it. Where nothing was served yet, nobody will answer.
+    /// The volume as the kernel's iSCSI initiator gets it. If nothing was served yet, nobody will answer.
     pub fn by_iscsi(&self, volume: &str) -> Carrier {
         let run = RunDir::of(&self.run, volume);
         let read = |path: PathBuf| trellis_files::read_whole(&path, |_| true).ok().flatten();
@@ -54,7 +55,7 @@ impl Supervisor {
         }
     }
 
-    /// Has the target run with these copies, and asks it how it is.
+    /// Makes the target run with these copies, and asks for its status.
     pub fn serve_target(&self, place: &TargetPlace) -> Result<TargetFound, Hold> {
         let run = self.run_dir(&place.volume)?;
         let paths = run.process(TARGET);
@@ -102,13 +103,19 @@ impl Supervisor {
         self.found(&run, settings, status)
     }
 
+    /// What the target of a volume says; none if it does not run or does not answer.
+    pub fn target_status(&self, volume: &str) -> Option<TargetStatus> {
+        let paths = RunDir::of(&self.run, volume).process(TARGET);
+        status(&paths.socket).ok()
+    }
+
     /// Raises what the target serves.
     pub fn raise_target(&self, volume: &str, to: Bytes) -> Result<(), Hold> {
         let paths = RunDir::of(&self.run, volume).process(TARGET);
         self.wish(&paths, &Request::Grow { to }, GROWTH_TIME_MAX)
     }
 
-    /// Takes the file away and ends the target.
+    /// Removes the file and ends the target.
     pub fn retire_target(&self, volume: &str) -> Result<(), Hold> {
         let run = RunDir::of(&self.run, volume);
         let paths = run.process(TARGET);
@@ -147,8 +154,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Writes what the next target of the volume begins with, if it is something else than before: the keeper starts
-    /// it without asking.
+    /// Writes what the next target of the volume starts with, if that has changed: the keeper starts it without asking.
     fn write_settings(&self, run: &RunDir, settings: &Settings) -> Result<(), Hold> {
         if lock(&self.settings).get(&settings.volume) == Some(settings) {
             return Ok(());
@@ -162,7 +168,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Has the target tell of changes.
+    /// Makes the target report changes.
     fn follow(&self, volume: &str, paths: &ProcessPaths) {
         let Some(watch) = self.watch.get().filter(|watch| !watch.has(volume)) else {
             return;
@@ -177,7 +183,7 @@ impl Supervisor {
         }
     }
 
-    /// The status of a target, for which it may take a moment after its start.
+    /// The status of a target, which may take a moment after its start.
     fn ready(&self, paths: &ProcessPaths) -> Result<TargetStatus, Hold> {
         let deadline = Instant::now() + READY_TIME_MAX;
         loop {
@@ -196,11 +202,14 @@ impl Supervisor {
         status: TargetStatus,
     ) -> Result<TargetFound, Hold> {
         let there = || {
-            let away = trellis_api::kinds::ReplicaState::Away;
-            let there = status.replicas.iter().filter(|each| each.state != away);
+            let counts = |each: &&ReplicaSeen| settings.members.replicas.contains(&each.id);
+            let answers = |each: &&ReplicaSeen| {
+                !matches!(each.state, ReplicaState::Away | ReplicaState::Silent)
+            };
+            let answering = status.replicas.iter().filter(counts).filter(answers);
             format!(
-                "{} of {} copies of volume {} are there, and {} must have a write.",
-                there.count(),
+                "{} of {} copies of volume {} answer, and {} must have a write.",
+                answering.count(),
                 settings.members.replicas.len(),
                 settings.volume,
                 settings.members.consistency_factor
@@ -250,7 +259,7 @@ impl Supervisor {
 }
 
 /// The iSCSI name of a volume.
-fn iqn(volume: &str) -> String {
+pub fn iqn(volume: &str) -> String {
     format!("{IQN_PREFIX}{volume}")
 }
 

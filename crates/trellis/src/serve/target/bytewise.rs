@@ -1,10 +1,10 @@
-//! A replicated volume at any byte: the engine takes whole blocks of 4 KiB, its users need not.
+//! A replicated volume at any byte. The engine takes whole blocks of 4 KiB; its users need not.
 
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use tokio::sync::Mutex;
-use trellis_engine::drive::{Compared, Slot, Volume, VolumeError};
+use trellis_engine::drive::{Compared, Extent, Slot, Volume, VolumeError};
 
 /// Blocks of the engine.
 const BLOCK: u64 = 4096;
@@ -15,7 +15,7 @@ const ZEROS_AT_A_TIME: u64 = 4 << 20;
 /// A volume whose ranges may begin and end anywhere.
 #[derive(Clone)]
 pub struct Bytewise {
-    /// Cloned for every request, which one count does more cheaply than a volume's own handles.
+    /// Every request clones this; one `Arc` is cheaper to clone than a volume's own handles.
     volume: Arc<Volume>,
     /// Held while a part of a block is written: it is read, changed, and written as a whole. All users of the volume
     /// share it.
@@ -64,7 +64,7 @@ impl Bytewise {
         self.volume.size()
     }
 
-    /// Memory for the bytes of a long write, if they should come to a certain place.
+    /// Memory for the bytes of a long write, if they should be put in a certain place.
     pub fn room(&self, len: usize) -> Option<Slot> {
         self.volume.room(len)
     }
@@ -103,7 +103,7 @@ impl Bytewise {
         Ok((start, gathered(&self.volume.read(start, whole).await?)))
     }
 
-    /// Zeros a range: whole blocks as such, the parts before and behind them as bytes.
+    /// Zeros a range: whole blocks as such, the parts before and after them as bytes.
     pub async fn zero(&self, offset: u64, len: u64) -> Answer<()> {
         let (first, end) = (offset.next_multiple_of(BLOCK), offset + len);
         let last = end - end % BLOCK;
@@ -119,7 +119,7 @@ impl Bytewise {
         self.volume.zero(first, last - first).await
     }
 
-    /// Zeros a range whose space is kept: whoever asks for that relies on it that a later write there needs none. (The
+    /// Zeros a range whose space is kept: whoever asks for that relies on later writes there needing no new space. (The
     /// journal of a filesystem is made so.)
     pub async fn fill(&self, offset: u64, len: u64) -> Answer<()> {
         let end = offset + len;
@@ -133,12 +133,23 @@ impl Bytewise {
         Ok(())
     }
 
+    /// Which parts of a range have space, at most so many of them from its start.
+    pub async fn extents(&self, offset: u64, len: u64, most: usize) -> Answer<Vec<Extent>> {
+        let (start, whole) = blocks_of(offset, len);
+        let mut found = self.volume.extents(start, whole, most).await?;
+        if let Some(first) = found.first_mut() {
+            // Space is given to whole blocks, so the first extent is longer than what lies before the range.
+            first.length -= offset - start;
+        }
+        Ok(found)
+    }
+
     /// Makes everything durable.
     pub async fn flush(&self) -> Answer<()> {
         self.volume.flush().await
     }
 
-    /// Writes a range if it is as expected, as one step to all others.
+    /// Writes a range if it is as expected, in one step as others see it.
     pub async fn compare_and_write(
         &self,
         offset: u64,
@@ -170,7 +181,7 @@ impl Bytewise {
             if compared == Compared::Written {
                 return Ok(compared);
             }
-            // Somebody has written beside it, in the same block. Look again.
+            // Somebody has written next to it, in the same block. Look again.
         }
     }
 }

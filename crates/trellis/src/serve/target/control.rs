@@ -1,4 +1,4 @@
-//! The control socket of a target: the agent's questions and wishes.
+//! The control socket of a target: the agent's questions and requests.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use crate::serve::message::{Answer, Request};
 
 /// How many connections are served at the same time: the agent has one that watches and one that asks.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may be silent. One that watches says nothing and is not waited for.
+/// How long a connection may be silent. One that watches says nothing, and has no limit.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// Listens, for this user alone: the directory admits nobody else.
@@ -75,7 +75,7 @@ fn converse(target: &Arc<Target>, stream: &UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Says a byte whenever the status has changed, until the other side goes.
+/// Sends a byte whenever the status has changed, until the other side goes.
 fn tell_changes(target: &Target, mut stream: &UnixStream) -> std::io::Result<()> {
     let mut changes = target.changes();
     loop {

@@ -1,5 +1,5 @@
-//! The FUSE connection of a target at the keeper: taken over from a predecessor, deposited before anybody can use the
-//! file, and deposited again with every other keeper that comes.
+//! A target's FUSE connection at the keeper. The target takes it over from a predecessor, deposits it before anybody
+//! can use the file, and deposits it again with each new keeper.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use super::Target;
 
 /// The pause before a keeper that is not there is looked for again.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long a keeper may be away before it is said.
+/// How long a keeper may be away before that is logged.
 const USUAL_TIME: Duration = Duration::from_secs(10);
 
 /// The keeper, for the target of one volume.
@@ -30,8 +30,8 @@ impl Keeping {
         Keeping { socket, volume }
     }
 
-    /// Connects to the keeper, and does something with it that is tried again until it works: the service starts a
-    /// keeper that is not there.
+    /// Connects to the keeper and does something with it. This is tried again until it works: the service starts a
+    /// keeper if there is none.
     fn with_keeper<T>(&self, act: impl Fn(&Link) -> io::Result<T>) -> (Link, T) {
         let mut say_at = Instant::now() + USUAL_TIME;
         loop {
@@ -49,8 +49,8 @@ impl Keeping {
         }
     }
 
-    /// What the keeper holds of a predecessor. It is waited for without a limit: whoever uses the file would lose it
-    /// if it was mounted anew.
+    /// What the keeper holds of a predecessor. It waits without a limit: users of the file would lose it if it were
+    /// mounted again.
     pub fn take(&self) -> Option<Kept> {
         let volume = self.volume.clone();
         let request = Request::Take { volume };
@@ -67,14 +67,14 @@ impl Keeping {
         })
     }
 
-    /// Has the keeper hold nothing: what it holds cannot be gone on with.
+    /// Makes the keeper hold nothing: what it holds cannot be used any more.
     pub fn release(&self) {
         let volume = self.volume.clone();
         let request = Request::Release { volume };
         self.with_keeper(|link| link.ask(&request));
     }
 
-    /// Has the keeper hold the connection of this file, and answers the link by whose end the keeper's own shows.
+    /// Makes the keeper hold the connection of this file. Returns the link, whose end shows that the keeper has ended.
     pub fn deposit(&self, file: &fuse::Server) -> io::Result<Link> {
         self.deposit_kept(&Kept::of(file)?)
     }
@@ -89,7 +89,7 @@ impl Keeping {
         Ok(link)
     }
 
-    /// Deposits the target's file again whenever the keeper is another one, as long as there is a file.
+    /// Deposits the target's file again with each new keeper, as long as there is a file.
     pub fn stay(target: &Arc<Target>, link: Link) -> io::Result<()> {
         let target = target.clone();
         let thread = std::thread::Builder::new().name("keeper".to_owned());
@@ -97,7 +97,7 @@ impl Keeping {
             let mut link = link;
             loop {
                 while let Ok(Some(_)) = link.next() {
-                    // Said only when the runtime, on which the volume is served, has done something.
+                    // Said only after the runtime that serves the volume has done something.
                     let is_well = target.runtime.block_on(target.runtime.spawn(async {}));
                     if is_well.is_err() || link.say_here().is_err() {
                         break;

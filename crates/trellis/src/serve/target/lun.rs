@@ -3,14 +3,14 @@
 use std::fmt;
 
 use trellis_engine::drive::{self, VolumeError};
-use trellis_iscsi::lun::{Answer, Chunks, Compared, Extent, Identity, Lun, LunError, LunResult};
+use trellis_iscsi::lun::{Answer, Chunks, Compared, Extent, Identity, Lun, LunError};
 use trellis_iscsi::{Memory, Room};
 use uuid::Uuid;
 
 use super::bytewise::Bytewise;
 
-/// What every initiator can use. They are told that 4 KiB are written as a whole, and align to that; what they do not
-/// align is widened. (QEMU 7.2 fails an assertion of its own on units with blocks of 4 KiB.)
+/// The block size that every initiator can use. Initiators are told that 4 KiB are written as a whole, and align to
+/// that; what they do not align is widened. (QEMU 7.2 fails an assertion of its own on units with blocks of 4 KiB.)
 const BLOCK_BYTES: u32 = 512;
 
 /// A volume that initiators can use.
@@ -127,9 +127,14 @@ impl Lun for VolumeLun {
         })
     }
 
-    /// Which parts have space is known to the copies, each for itself; all of it may have.
-    fn extents(&self, _offset: u64, len: u64, _extents_max: usize) -> Answer<Vec<Extent>> {
-        let whole: LunResult<Vec<Extent>> = Ok(vec![Extent { len, mapped: true }]);
-        Answer::Now(whole)
+    fn extents(&self, offset: u64, len: u64, extents_max: usize) -> Answer<Vec<Extent>> {
+        let of_unit = |found: drive::Extent| Extent {
+            len: found.length,
+            mapped: found.has_space,
+        };
+        self.later(|volume| async move {
+            let found = volume.extents(offset, len, extents_max).await?;
+            Ok(found.into_iter().map(of_unit).collect())
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! The process of a target: one volume of several copies, as a FUSE file and by iSCSI.
+//! The process of a target: one replicated volume, as a FUSE file and over iSCSI.
 
 mod bytewise;
 mod control;
@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use k8s_openapi::jiff::Timestamp;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -40,17 +41,17 @@ use self::keeping::Keeping;
 use self::lun::{VolumeLun, VolumeMemory};
 use self::recovery::Beginning;
 use self::status::{
-    current, held_reason, holds_everything, members, reason, redundancy_met, seen, sentence,
-    size_of_quorum,
+    current, held_reason, holds_everything, members, reason, redundancy_met, repairs_left, seen,
+    sentence, size_of_quorum,
 };
 use super::message::{Answer, Settings, TargetStatus};
 
-/// How long the volume keeps a request that it cannot serve before it says so. Whoever uses the file asks again; an
-/// initiator is told that the target is busy, before it takes the command for lost (30 s).
+/// How long the volume keeps a request that it cannot serve before it says so. The FUSE file asks again. An initiator
+/// is told that the target is busy, before it takes the command for lost (30 s).
 const BUSY_AFTER: Duration = Duration::from_secs(10);
 /// How long a growth may take before the agent gets an answer.
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
-/// How often changes of the status are told at most.
+/// The shortest time between two reports of a changed status.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 /// How long the secret of a volume is: 96 bits, which every initiator takes.
 const SECRET_CHARS: usize = 24;
@@ -70,10 +71,12 @@ pub struct ServeTarget {
 
 /// A volume that is being served.
 pub struct Target {
+    /// When the volume's clock began.
+    began: Timestamp,
     volume: Volume,
     bytes: Bytewise,
     settings: Mutex<Settings>,
-    /// The history that it was begun with.
+    /// The history that it was started with.
     lineage: Lineage,
     /// A later start does not depend on the survivors of a recovery alone.
     is_begun: AtomicBool,
@@ -91,7 +94,7 @@ pub struct Target {
     end: watch::Sender<bool>,
 }
 
-/// What is asked of the volume: who shall count, if that can be decided, and where the copies are.
+/// What is asked of the volume: which copies should count, if that can be decided, and where the copies are.
 #[derive(PartialEq)]
 struct Wish {
     members: Option<Members>,
@@ -120,9 +123,11 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         takeover: beginning.takeover,
         ..VolumeSettings::new(id, config, addresses)
     });
+    let began = Timestamp::now();
     let (end, mut ends) = watch::channel(false);
     let scrubs = scrub::Scrubs::remembered(run.scrubbed());
     let target = Arc::new(Target {
+        began,
         bytes: Bytewise::new(volume.clone()),
         volume: volume.clone(),
         keeping: Keeping::new(verb.keeper.clone(), settings.volume.clone()),
@@ -149,7 +154,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         _ = terminate.recv() => {}
         _ = ends.wait_for(|end| *end) => {}
     }
-    // The file stays for a successor, unless it was taken away.
+    // The file stays for a successor, unless it was removed.
     let leaving = target.clone();
     tokio::task::spawn_blocking(move || leaving.leave_file()).await?;
     volume.stop().await;
@@ -189,7 +194,7 @@ async fn tell_changes(target: Arc<Target>) -> anyhow::Result<()> {
             let telling = target.clone();
             tokio::task::spawn_blocking(move || telling.tell_size()).await?;
         }
-        // Under load something changes all the time; the agent is told of what it would write down.
+        // Under load something changes all the time; the agent is told only of what it would write down.
         if now != told {
             told = now;
             target.tell();
@@ -238,8 +243,8 @@ impl Target {
         Arc::new(VolumeFile::new(self.bytes.clone(), self.runtime.clone()))
     }
 
-    /// Goes on with the file of a predecessor, or mounts one. Once the volume serves: until then its size is not known,
-    /// and a file of no size would refuse what it is asked.
+    /// Continues with the file of a predecessor, or mounts one. It does so once the volume serves: until then its size
+    /// is not known, and a file of no size would refuse what it is asked.
     fn show_file(self: &Arc<Self>) -> anyhow::Result<()> {
         let server = match self.resume_file() {
             Some(server) => server,
@@ -270,7 +275,7 @@ impl Target {
 
     fn mount_file(&self) -> anyhow::Result<fuse::Server> {
         let place = self.run.file();
-        // Whoever waits for the file of before gets an error now, and does not keep this from taking it away.
+        // Whoever waits for the old file gets an error now, and does not stop us from removing it.
         self.keeping.release();
         fuse::dismantle(&place).context("what is left of an earlier file is in the way")?;
         std::fs::create_dir_all(&place)
@@ -286,7 +291,7 @@ impl Target {
         }
     }
 
-    /// Serves the volume by iSCSI, where it was served before if that is free.
+    /// Serves the volume over iSCSI, at the old address if that is free.
     fn serve_by_iscsi(&self, id: Uuid) -> anyhow::Result<Server> {
         let settings = self.settings();
         let port_file = self.run.port();
@@ -318,8 +323,8 @@ impl Target {
         Ok(server)
     }
 
-    /// What initiators must know: any user of this machine can reach the port, and only root can read the file. Whoever
-    /// logs in reads it again, so that one that was lost is made anew.
+    /// The secret that initiators must know: any user of this machine can reach the port, and only root can read the
+    /// file. Each login reads it again; if it was lost, it is made again.
     fn secret(&self) -> anyhow::Result<String> {
         let path = self.run.secret();
         let is_whole = |text: &str| text.len() == SECRET_CHARS;
@@ -339,7 +344,7 @@ impl Target {
         settings.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes other copies, if they are others than before.
+    /// Takes new copies, if they have changed.
     pub fn configure(&self, settings: Settings) -> Answer {
         let held = |reason: HoldReason, message: String| Answer::Held { reason, message };
         if let Err(error) = addresses(&settings) {
@@ -350,7 +355,7 @@ impl Target {
         if let Some(Ok(lineage)) = begun
             && is_other(lineage)
         {
-            // The next process begins with the copies that are left.
+            // The next process starts with the copies that are left.
             tracing::warn!(%lineage, "copies were given up; the volume is begun anew with the others");
             self.end();
             return Answer::Done;
@@ -362,8 +367,8 @@ impl Target {
         }
     }
 
-    /// Decides from what the copies are now who shall count, and where they are reached. It is decided here and not
-    /// from what is stored of them, which may be outdated. A change that is under way is let end first.
+    /// Decides from the present state of the copies which should count, and where they are reached. It does not use
+    /// what is stored about them, which may be outdated. A change that is under way ends first.
     async fn adjust_members(&self) -> Result<(), VolumeError> {
         let status = self.volume.status();
         let settings = self.settings();
@@ -395,7 +400,7 @@ impl Target {
         Ok(())
     }
 
-    /// Whether others than the survivors of a recovery may count.
+    /// Whether copies other than the survivors of a recovery may count.
     fn has_begun(&self, status: &Status) -> bool {
         if self.is_begun.load(Ordering::Relaxed) {
             return true;
@@ -416,7 +421,7 @@ impl Target {
         self.wish.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Grows, and tells whoever uses the volume before it is answered.
+    /// Grows, and tells the users of the volume before it answers.
     pub fn grow(&self, to: Bytes) -> Answer {
         if self.volume.size() < to.get() {
             let growth =
@@ -441,7 +446,7 @@ impl Target {
         Answer::Done
     }
 
-    /// Takes the file away, for good.
+    /// Removes the file, for good.
     pub fn stop(&self) -> Answer {
         let mut file = self.file();
         if let Some(server) = file.as_mut()
@@ -461,7 +466,7 @@ impl Target {
         self.end.send_replace(true);
     }
 
-    /// How it is.
+    /// Its status.
     pub fn status(&self) -> TargetStatus {
         let status = self.volume.status();
         let portal = *self.portal.lock().unwrap_or_else(PoisonError::into_inner);
@@ -476,11 +481,16 @@ impl Target {
             members: members(&status),
             lineage: (status.available && self.is_begun.load(Ordering::Relaxed))
                 .then(|| status.view.lineage.to_string()),
-            replicas: status.replicas.iter().map(seen).collect(),
+            replicas: status
+                .replicas
+                .iter()
+                .map(|each| seen(self.began, each))
+                .collect(),
             growth_held: status.growth_held.map(held_reason),
             portal: portal.map(|address| address.to_string()),
             file: self.has_file(),
             scrub: self.scrubs.seen(&status.scrub),
+            repairs_left: repairs_left(&status),
         }
     }
 }

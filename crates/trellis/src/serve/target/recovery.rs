@@ -1,8 +1,8 @@
-//! How a target begins: with a quorum of its copies, or, after others were lost for good, with those that are left.
+//! How a target starts: with a quorum of its copies, or, after others were lost for good, with those that are left.
 //!
-//! A recovery is begun in the same way until the volume was served once; from then on new copies may hold what the
-//! survivors alone do not, and it begins with a quorum again. That it was served is written down, durably, before
-//! anybody else may count.
+//! A recovery starts with the survivors until the volume was served once. From then on new copies may hold what the
+//! survivors alone do not, so the target starts with a quorum again. That the volume was served is recorded durably
+//! before any other copy may count.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use trellis_keeper::paths::RunDir;
 use crate::serve::RECOVERED;
 use crate::serve::message::Settings;
 
-/// What a target begins with.
+/// What a target starts with.
 pub struct Beginning {
     /// Who counts.
     pub members: Members,
@@ -69,7 +69,7 @@ fn was_served(run: &RunDir, recovery: &Recovery) -> bool {
     known.is_ok_and(|text| text == recovery.lineage)
 }
 
-/// Writes down that the volume was served with the copies that were left.
+/// Records that the volume was served with the copies that were left.
 pub fn note_served(run: &RunDir, lineage: Lineage) -> io::Result<()> {
     let (place, draft) = (run.path().join(RECOVERED), run.path().join("recovered.new"));
     let mut file = File::create(&draft)?;

@@ -1,5 +1,5 @@
-//! When the copies of a volume are compared with the sums of their blocks: when somebody asks, and by itself once in
-//! a while. What was found is kept beside the volume's sockets, so that a successor knows when it was last done.
+//! When a volume is scrubbed: when somebody asks, and automatically at intervals. The result is kept next to the
+//! volume's sockets, so that a successor knows when the last scrub was.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,13 +14,13 @@ use trellis_engine::coordinator::{ScrubResult, ScrubStatus};
 use super::Target;
 use crate::serve::message::Settings;
 
-/// How often it is looked whether a scrub is due.
+/// How often to look whether a scrub is due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// In steps of so many hundredths the agent is told how far a scrub is.
+/// The agent is told the progress of a scrub in steps of so many hundredths.
 const PROGRESS_STEP: u64 = 5;
 
-/// What is remembered of scrubs.
+/// What is remembered about scrubs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Remembered {
@@ -43,7 +43,7 @@ pub struct Scrubs {
 }
 
 impl Scrubs {
-    /// What an earlier target has left. What cannot be read is not missed: a scrub comes sooner then.
+    /// What an earlier target has left. If it cannot be read, no harm is done: a scrub comes sooner then.
     pub fn remembered(path: PathBuf) -> Scrubs {
         let text = std::fs::read(&path).unwrap_or_default();
         let mut remembered: Remembered = serde_json::from_slice(&text).unwrap_or_default();
@@ -62,7 +62,7 @@ impl Scrubs {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes down what is remembered, as a whole or not at all.
+    /// Records what is remembered, as a whole or not at all.
     fn keep(&self) {
         let remembered = self.lock().clone();
         let write = || -> std::io::Result<()> {
@@ -78,7 +78,7 @@ impl Scrubs {
         }
     }
 
-    /// How scrubs are, in the words of the objects; none if there was none.
+    /// The state of scrubs, in the words of the objects; none if there was none.
     pub fn seen(&self, status: &ScrubStatus) -> Option<ScrubSeen> {
         let remembered = self.lock().clone();
         let percent = |done: u64, of: u64| {
@@ -137,7 +137,7 @@ pub async fn run(target: Arc<Target>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let status = target.volume.status();
-        // Unasked it is not done while copies are away or being repaired: it would find less.
+        // An automatic scrub does not run while copies are away or being repaired: it would find less.
         let is_quiet = status.redundancy_met;
         let due = target.scrubs.due(&target.settings(), is_quiet);
         let Some(request) = due.filter(|_| status.available) else {
@@ -145,7 +145,7 @@ pub async fn run(target: Arc<Target>) {
         };
         let number = status.scrub.last.map_or(0, |last| last.number);
         target.volume.scrub().await;
-        // Another coordinator knows nothing of it, and is asked anew.
+        // A new coordinator knows nothing of it, and is asked again.
         let generation = status.generation;
         let done = target.volume.until(|status| {
             let last = status.scrub.last.map_or(0, |last| last.number);

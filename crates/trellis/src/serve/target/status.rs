@@ -1,5 +1,10 @@
-//! How a volume is, in the words of the objects.
+//! The state of a volume, in the words of the objects.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::{Timestamp, Unit};
 use trellis_api::kinds::{Members, ReplicaSeen, ReplicaState, WhenFull};
 use trellis_api::{Bytes, HoldReason};
 use trellis_control::agent::machine::CopiesWanted;
@@ -7,9 +12,9 @@ use trellis_engine::coordinator::{self, GrowthHeld, Status};
 use trellis_engine::drive::{self, VolumeError};
 use trellis_engine::proto::{Geometry, ReplicaId};
 
-/// A copy that is behind by less counts as up to date for whoever looks.
+/// A copy that is behind by less is shown as up to date.
 const BEHIND_MIN: u64 = 1 << 20;
-/// In how many steps the progress of a repair is told.
+/// The number of steps in which the progress of a repair is reported.
 const REPAIR_STEPS: usize = 20;
 
 /// Why a growth is held.
@@ -20,7 +25,7 @@ pub fn held_reason(held: GrowthHeld) -> HoldReason {
     }
 }
 
-/// Why a wish cannot be met.
+/// Why a request cannot be met.
 pub fn reason(error: VolumeError) -> HoldReason {
     match error {
         VolumeError::GrowthHeld(held) => held_reason(held),
@@ -31,7 +36,7 @@ pub fn reason(error: VolumeError) -> HoldReason {
     }
 }
 
-/// What becomes of writes without space, in the words of the engine.
+/// What happens to writes without space, in the words of the engine.
 pub fn when_full(wanted: WhenFull) -> drive::WhenFull {
     match wanted {
         WhenFull::Wait => drive::WhenFull::Wait,
@@ -39,16 +44,22 @@ pub fn when_full(wanted: WhenFull) -> drive::WhenFull {
     }
 }
 
-/// What went wrong, with how many copies are there.
+/// What went wrong, and how many copies answer.
 pub fn sentence(error: VolumeError, status: &Status) -> String {
-    let there = status
-        .replicas
-        .values()
-        .filter(|replica| replica.state != coordinator::ReplicaState::Away)
+    let members = status.view.members();
+    let count = members
+        .iter()
+        .filter_map(|id| status.replicas.get(id))
+        .filter(|replica| answers(&replica.state))
         .count();
-    format!(
-        "{error}; {there} of {} copies are there.",
-        status.replicas.len()
+    format!("{error}; {count} of {} copies answer.", members.len())
+}
+
+/// Whether a copy is heard of. One that is frozen stays silent while it is greeted again and again.
+fn answers(state: &coordinator::ReplicaState) -> bool {
+    !matches!(
+        state,
+        coordinator::ReplicaState::Away | coordinator::ReplicaState::Silent
     )
 }
 
@@ -63,11 +74,12 @@ pub fn size_of_quorum(status: &Status) -> u64 {
         .collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let of_quorum = sizes.get(config.consistency.saturating_sub(1)).copied();
-    // What is served is durable on so many copies, also on such as are away just now.
+    // What is served is durable on so many copies, even if some of them are away now.
     of_quorum.unwrap_or_default().max(status.size)
 }
 
-/// Who counts. While that changes, those of both sides do, and who was let go of counts until the others know it.
+/// The copies that count. During a change, those of both sides do, and a removed copy counts until the others know of
+/// the removal.
 pub fn members(status: &Status) -> Members {
     let mut all = status.view.members();
     all.extend(&status.leaving);
@@ -77,7 +89,7 @@ pub fn members(status: &Status) -> Members {
     }
 }
 
-/// Who counts apart from a change that is under way.
+/// The copies that count, apart from a change that is under way.
 pub fn current(status: &Status) -> Members {
     let config = &status.view.current;
     Members {
@@ -100,18 +112,18 @@ pub fn redundancy_met(status: &Status, wanted: &CopiesWanted) -> bool {
     status.redundancy_met && status.view.current.members.len() >= count
 }
 
-/// How a copy is.
-pub fn seen((id, replica): (&ReplicaId, &coordinator::ReplicaStatus)) -> ReplicaSeen {
-    let bytes = |regions: usize| {
-        let region = u64::from(Geometry::STANDARD.region_bytes);
-        Bytes::new(
-            u64::try_from(regions)
-                .unwrap_or(u64::MAX)
-                .saturating_mul(region),
-        )
+/// The state of a copy. `began` is when the volume's clock began.
+pub fn seen(
+    began: Timestamp,
+    (id, replica): (&ReplicaId, &coordinator::ReplicaStatus),
+) -> ReplicaSeen {
+    let at = |ms: u64| {
+        let at = began.checked_add(Duration::from_millis(ms)).ok()?;
+        Some(MicroTime(at.round(Unit::Microsecond).ok()?))
     };
     let (state, left, of) = match replica.state {
         coordinator::ReplicaState::Away => (ReplicaState::Away, 0, 0),
+        coordinator::ReplicaState::Silent => (ReplicaState::Silent, 0, 0),
         coordinator::ReplicaState::Arriving => (ReplicaState::Arriving, 0, 0),
         coordinator::ReplicaState::Repairing { left, of } => (ReplicaState::Repairing, left, of),
         coordinator::ReplicaState::InSync => (ReplicaState::InSync, 0, 0),
@@ -119,15 +131,34 @@ pub fn seen((id, replica): (&ReplicaId, &coordinator::ReplicaStatus)) -> Replica
     ReplicaSeen {
         id: id.to_string(),
         state,
+        heard_at: replica.heard_ms.and_then(at),
         size: Some(replica.size).filter(|size| *size > 0).map(Bytes::new),
         behind: roughly(replica.behind_bytes),
-        repair_left: bytes(in_steps(left, of)),
-        repair_total: bytes(of),
+        repair_left: region_bytes(in_steps(left, of)),
+        repair_total: region_bytes(of),
         full: replica.full,
     }
 }
 
-/// A power of two, or nothing: what is worth telling of a number that changes with every write.
+/// How many bytes of each copy are still to be repaired.
+pub fn repairs_left(status: &Status) -> BTreeMap<String, Bytes> {
+    let left = status.replicas.iter().map(|(id, replica)| {
+        let left = match replica.state {
+            coordinator::ReplicaState::Repairing { left, .. } => left,
+            _ => 0,
+        };
+        (id.to_string(), region_bytes(left))
+    });
+    left.collect()
+}
+
+fn region_bytes(regions: usize) -> Bytes {
+    let region = u64::from(Geometry::STANDARD.region_bytes);
+    let regions = u64::try_from(regions).unwrap_or(u64::MAX);
+    Bytes::new(regions.saturating_mul(region))
+}
+
+/// A power of two, or nothing: enough for a number that changes with every write.
 fn roughly(behind: u64) -> Bytes {
     if behind < BEHIND_MIN {
         return Bytes::ZERO;

@@ -1,5 +1,4 @@
-//! What a scenario leaves behind, and how it is taken away: processes, mounts, loop devices. An iSCSI session is
-//! only named.
+//! Finds and removes what a scenario leaves behind: processes, mounts, loop devices. An iSCSI session is only named.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! Files whose content is known, filesystems that are full, and filesystems that are asked whether they are whole.
+//! Files with known content, full filesystems, and checks whether a filesystem is intact.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};

@@ -1,5 +1,5 @@
-//! A claim of three copies that comes by Linux's own iSCSI initiator, through the service: mounted, written to, grown,
-//! and its target and its service killed meanwhile.
+//! A claim with three copies over Linux's own iSCSI initiator, through the service. It is mounted, written to and
+//! grown, and meanwhile its target and its service are killed.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,5 +1,5 @@
-//! The whole ladder through the service: a claim is mounted, written to, grown while it is mounted, measured at
-//! every rung, and checked when it is idle.
+//! The whole ladder through the service: a claim is mounted, written to, grown while it is mounted, measured at every
+//! rung, and checked when it is idle.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! Growth under load: one thread writes numbered patterns and reads them back without pause, another grows
-//! the filesystem twenty times. Nothing may fail, and no byte may differ, then and after a new mount.
+//! Growth under load. One thread writes numbered patterns and reads them back without pause; another grows the
+//! filesystem twenty times. Nothing may fail, and no byte may differ, then or after a new mount.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! What is tried with real filesystems on a real kernel, through the real `trellis` binary
-//! and through the calls that it grows volumes with.
+//! Tests with real filesystems on a real kernel, through the real `trellis` binary and through the calls that it grows
+//! volumes with.
 //!
-//! One program for both kernels: in the guest it does all of it, on the machine itself what that kernel
-//! allows. It says what it found line by line, and fails like a test: with a panic.
+//! One program serves both kernels: in the guest it does everything, on the machine itself what that kernel allows. It
+//! reports what it found line by line, and fails like a test, with a panic.
 #![allow(clippy::unwrap_used)]
 
 mod bytes;

@@ -1,5 +1,5 @@
-//! How long the filesystem rung takes alone: the device is larger, now the filesystem. The rung beside the bare
-//! ioctl and beside the filesystem's own program, in turns, so that all three meet the same machine.
+//! How long the filesystem rung takes alone, when the device is already larger. The rung, the bare ioctl and the
+//! filesystem's own program take turns, so that all three see the same machine.
 
 use std::fs::File;
 use std::os::fd::AsFd;

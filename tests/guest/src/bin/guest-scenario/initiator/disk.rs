@@ -1,4 +1,4 @@
-//! A disk past the kernel's cache: every write and read is a command to the target.
+//! A disk without the kernel's cache: every write and read is a command to the target.
 
 use std::fs::File;
 use std::ops::Range;

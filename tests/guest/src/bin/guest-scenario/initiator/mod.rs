@@ -1,8 +1,8 @@
-//! Linux's own iSCSI initiator at our target: proofs, data, growth on a session that stays, space given back, and
-//! a filesystem that grows with the disk below it.
+//! Linux's own iSCSI initiator with our target: authentication, data, growth on an open session, freed space, and a
+//! filesystem that grows with the disk below it.
 //!
-//! The target runs in this process, and the disk that it serves is used by the same kernel. That cannot work on a
-//! machine that is short of memory; what is written here is a fraction of what the guest has.
+//! The target runs in this process, and the same kernel uses the disk that it serves. That cannot work on a machine
+//! that is short of memory; what is written here is a fraction of the guest's memory.
 
 mod disk;
 mod log;

@@ -1,0 +1,177 @@
+//! The copies of a volume on this node: where each is, what happens to it, and what the target of several copies is
+//! told.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::ResourceExt;
+use trellis_api::about::About;
+use trellis_api::kinds::{Pool, Replica};
+
+use super::{Fate, Node, ReplicaJob, ReplicatedJob, TargetJob, mount_options};
+use crate::agent::machine::{ReplicaPlace, ScrubWish, TargetPlace};
+use crate::claim::copies::{staying, to_begin_with, wanted};
+use crate::claim::provision::{reservations, was_served};
+use crate::claim::recovery::is_recovered;
+use crate::disks;
+use crate::view::View;
+
+/// Copies that are being deleted and whose pools are no longer known.
+pub(super) fn adrift(
+    view: &View,
+    node: &Node,
+    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
+) -> Vec<Arc<Replica>> {
+    let is_adrift = |each: &&Arc<Replica>| {
+        each.spec.node == node.name
+            && each.metadata.deletion_timestamp.is_some()
+            && pool_of(&each.spec.pool).is_none()
+    };
+    view.replicas.iter().filter(is_adrift).cloned().collect()
+}
+
+/// The work for a volume of several copies.
+pub(super) fn replicated_job(
+    view: &View,
+    node: &Node,
+    copies: Vec<ReplicaJob>,
+    adrift: Vec<Arc<Replica>>,
+    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
+) -> ReplicatedJob {
+    let wanted = view.volume.as_ref().map(|volume| wanted(view, volume));
+    let wanted = wanted.unwrap_or_default();
+    let target = view.target.as_ref().zip(view.volume.as_ref());
+    let target = target.filter(|(target, _)| target.spec.node == node.name);
+    let addresses = view.replicas.iter().filter_map(|each| {
+        let address = each.status.as_ref()?.address.clone()?;
+        Some((each.identity(), address))
+    });
+    ReplicatedJob {
+        target: target.map(|(target, volume)| TargetJob {
+            object: target.clone(),
+            place: TargetPlace {
+                volume: view.key.clone(),
+                volume_id: volume.identity(),
+                members: to_begin_with(view, &wanted),
+                wanted,
+                is_recovered: is_recovered(view, volume),
+                recovery: volume.spec.recovery.clone(),
+                fails_after: volume.spec.fails_after(),
+                asks_every: volume
+                    .spec
+                    .patience_seconds
+                    .map(u64::from)
+                    .map(Duration::from_secs),
+                when_full: volume.spec.when_full,
+                addresses: addresses.collect(),
+                scrub: ScrubWish {
+                    requested: volume.spec.scrub_requested.clone(),
+                    interval_seconds: volume.spec.scrub_interval_seconds,
+                },
+            },
+            first_copies: reservations(volume).len(),
+            shared_disks: if volume.spec.allow_shared_disk {
+                Vec::new()
+            } else {
+                disks::shared_by(staying(view), pool_of)
+            },
+        }),
+        copies,
+        adrift,
+    }
+}
+
+/// The work for one copy; none if its pool is not known.
+pub(super) fn replica_job(
+    view: &View,
+    object: &Arc<Replica>,
+    pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
+) -> Option<ReplicaJob> {
+    let pool = pool_of(&object.spec.pool)?;
+    let place = ReplicaPlace {
+        pool: PathBuf::from(&pool.spec.path),
+        pool_id: pool.status.as_ref().and_then(|status| status.id.clone()),
+        name: object.name_any(),
+        volume: view.key.clone(),
+        volume_id: object.spec.volume_id.clone(),
+        replica_id: object.identity(),
+        thick: object.spec.thick,
+        about: about(view, object),
+        served: view.is_replicated(),
+        checksums: view
+            .volume
+            .as_ref()
+            .is_none_or(|volume| volume.spec.checksums),
+    };
+    let measured = was_measured(view, object);
+    // A replica goes with its volume. The volume goes only when its claim was deleted, and says so in `discard`. If
+    // somebody deletes a replica by hand while its volume stays, it is marked and kept; one of several leaves once it
+    // no longer counts. If the volume is merely unknown, the replica loses its object but not its bytes. Until a volume
+    // is known to have been served, it has a claim on the places of its first copies, and they stay.
+    let is_deleted = object.metadata.deletion_timestamp.is_some();
+    let can_leave = view.is_replicated() && view.volume.as_deref().is_some_and(was_served);
+    let fate = match (&view.volume, measured) {
+        (None, _) if is_deleted && object.spec.discard => Fate::Remove,
+        (None, _) if is_deleted => Fate::Forget,
+        (Some(_), _) if is_deleted && can_leave => Fate::Leave,
+        (_, true) => Fate::Find,
+        (_, false) => Fate::Make,
+    };
+    Some(ReplicaJob {
+        object: object.clone(),
+        place,
+        fate,
+    })
+}
+
+/// Whether the copy ever existed. Its status says so. If the status is lost, its identity does: it is recorded only
+/// after the copy was measured.
+fn was_measured(view: &View, object: &Replica) -> bool {
+    let status = object.status.as_ref();
+    let is_named = if object.is_of_several() {
+        !object.spec.replica_id.is_empty()
+    } else {
+        let volume = view.volume.as_ref();
+        volume.is_some_and(|volume| !volume.spec.volume_id.is_empty())
+    };
+    is_named || status.is_some_and(|status| status.capacity.is_some())
+}
+
+/// What a copy should say about itself, so that its pool can be read without the store.
+fn about(view: &View, replica: &Replica) -> Option<About> {
+    let volume = view.volume.as_ref()?;
+    let spec = &volume.spec;
+    let claim = view.claim.as_ref().and_then(|claim| claim.spec.as_ref());
+    Some(About {
+        volume: view.key.clone(),
+        volume_id: volume.identity(),
+        replica_id: replica.identity(),
+        namespace: spec.claim.namespace.clone(),
+        claim: spec.claim.name.clone(),
+        access_modes: claim
+            .and_then(|claim| claim.access_modes.clone())
+            .unwrap_or_default(),
+        class: spec.class.clone(),
+        size: spec.capacity,
+        filesystem: spec.filesystem.map(|kind| kind.name().to_owned()),
+        formatted: view.is_formatted(),
+        replicated: spec.replicated,
+        replicas: spec.replicas,
+        consistency_factor: spec.consistency_factor,
+        via: spec.via.map(|via| via.name().to_owned()),
+        thick: spec.thick,
+        online_growth: spec.online_growth,
+        allow_shared_disk: spec.allow_shared_disk,
+        when_below_quorum: Some(spec.when_below_quorum.name().to_owned()),
+        when_full: Some(spec.when_full.name().to_owned()),
+        patience_seconds: spec.patience_seconds,
+        checksums: Some(spec.checksums),
+        scrub_interval_seconds: Some(spec.scrub_interval_seconds),
+        mount_options: match (&view.persistent_volume, &view.class) {
+            // It is being made, and will get them from the class.
+            (None, Some(class)) => class.mount_options.clone().unwrap_or_default(),
+            _ => mount_options(view),
+        },
+    })
+}

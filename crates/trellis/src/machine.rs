@@ -28,7 +28,7 @@ use trellis_node::{fuse, probe, volume};
 use uuid::Uuid;
 
 use self::about::text_of;
-use self::hold::{carrier_hold, fault_hold, gone, node_hold, store_hold};
+use self::hold::{carrier_hold, fault_hold, gone, node_hold, sentence, store_hold};
 use crate::incarnation;
 use crate::serve::{Supervisor, TargetStatus, Wake};
 
@@ -513,7 +513,10 @@ impl Machine for ThisMachine {
                 hold: None,
             }),
             Err(error) => {
-                tracing::warn!(%error, backing = %backing.display(), "the content of a volume cannot be read");
+                tracing::warn!(
+                    why = sentence(&error),
+                    "the content of a volume cannot be read"
+                );
                 None
             }
         }
@@ -611,8 +614,9 @@ impl Machine for ThisMachine {
             return self.carrier(stage).detach().map(drop).map_err(node_hold);
         }
         if volume::is_unreachable(&stage.backing) {
+            // The mount itself is its target's to remove: the next one may have replaced it since we looked.
             let place = stage.backing.parent().unwrap_or(&stage.backing);
-            return fuse::dismantle(place).map(drop).map_err(node_hold);
+            return fuse::detach_dead(place).map_err(node_hold);
         }
         volume::detach(&stage.backing).map(drop).map_err(node_hold)
     }

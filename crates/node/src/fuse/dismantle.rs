@@ -23,11 +23,8 @@ pub(super) fn unmount(mount_point: &Path) -> Result<()> {
 }
 
 /// Removes a mount whose server has died and that nobody can resume: detaches loop devices from its file, and unmounts
-/// it. Returns whether there was one. A device that is still mounted is [`Error::Busy`]: unmount its filesystem first,
-/// which has stopped.
-///
-/// `volume::detach` cannot do that: it asks the file for its identity, and a dead file does not answer. Here a device
-/// is known by the path that it was made with.
+/// it. Returns whether there was one. Only the process that mounts there may call this, or whoever knows that there is
+/// none: anybody else could remove the mount that has just taken the dead one's place.
 pub fn dismantle(mount_point: &Path) -> Result<bool> {
     let mounts = mountinfo::read()?;
     let Some(mount) = mountinfo::at(&mounts, mount_point) else {
@@ -36,6 +33,18 @@ pub fn dismantle(mount_point: &Path) -> Result<bool> {
     if mount.fs_type != device::FS_TYPE {
         return Ok(false);
     }
+    detach_dead(mount_point)?;
+    unmount(mount_point)?;
+    Ok(true)
+}
+
+/// Detaches loop devices from a file whose server has died, and gives the file free. A device that is still mounted is
+/// [`Error::Busy`]: unmount its filesystem first, which has stopped.
+///
+/// `volume::detach` cannot do that: it asks the file for its identity, and a dead file does not answer. Here a device
+/// is known by the path that it was made with.
+pub fn detach_dead(mount_point: &Path) -> Result<()> {
+    let mounts = mountinfo::read()?;
     let file = mount_point.join(VOLUME_NAME);
     for (path, number) in loopdev::on_path(&file)? {
         if mountinfo::of(&mounts, number).next().is_some() {
@@ -54,6 +63,5 @@ pub fn dismantle(mount_point: &Path) -> Result<bool> {
     }
     // If this process worked on the volume, it still has its lock, on the dead file.
     disown(&file);
-    unmount(mount_point)?;
-    Ok(true)
+    Ok(())
 }

@@ -66,7 +66,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-pub use dismantle::dismantle;
+pub use dismantle::{detach_dead, dismantle};
 pub use reply::Reply;
 pub use server::Server;
 pub use unserved::{Standing, abort, standing};

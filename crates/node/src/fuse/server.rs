@@ -76,7 +76,7 @@ impl Server {
 
     /// Serves a mount whose server is gone, through duplicates of its [`Server::fd`] and its [`Server::requests`].
     /// Requests that the other had taken and not answered are served first. The other must have ended, or left; two
-    /// servers on one mount would each get a part of the requests.
+    /// servers on one mount would each get a part of the requests. A mount that is gone cannot be served any more.
     pub fn resume(
         kept: Kept,
         mount_point: &Path,
@@ -84,6 +84,9 @@ impl Server {
         options: Options,
     ) -> Result<Server> {
         device::check(kept.fuse.as_fd()).context("go on with", mount_point)?;
+        if !device::is_connected(kept.fuse.as_fd()).context("go on with", mount_point)? {
+            return Err(Errno::NOTCONN).context("go on with", mount_point);
+        }
         let requests = MemoryFile::of(kept.requests);
         let (journal, left) = Journal::resume(requests).context("go on with", mount_point)?;
         let connection = Connection::new(kept.fuse, journal, backing, options.patience);

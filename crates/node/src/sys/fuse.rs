@@ -119,6 +119,14 @@ pub fn readable(fuse: BorrowedFd<'_>, limit: Duration) -> Result<bool> {
     Ok(ready > 0)
 }
 
+/// Whether the connection is still mounted somewhere and was not ended by force.
+pub fn is_connected(fuse: BorrowedFd<'_>) -> Result<bool> {
+    let mut polled = [PollFd::new(&fuse, PollFlags::IN)];
+    let at_once = Timespec::default();
+    rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, Some(&at_once)))?;
+    Ok(!polled[0].revents().contains(PollFlags::ERR))
+}
+
 /// A descriptor that wakes everybody who waits for it, for ever, once it was rung.
 pub fn bell() -> Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)

@@ -16,7 +16,7 @@ pub(super) fn fault_hold(stage: &Stage, fault: &Fault) -> Hold {
 }
 
 /// An error with all its causes as one sentence.
-fn sentence(error: &dyn std::error::Error) -> String {
+pub(super) fn sentence(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {

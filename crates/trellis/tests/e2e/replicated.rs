@@ -239,6 +239,25 @@ fn a_copy_that_was_away_gets_what_it_missed() {
     end(&service, &path);
 }
 
+// Fails if a target goes on as if it showed its file after somebody has unmounted it, so that the claim can never be
+// used again.
+#[test]
+fn a_file_that_somebody_has_unmounted_is_mounted_again() {
+    let service = service();
+    service.claim("data", "three", "512Mi");
+    let file = run_dir(&service).join("file");
+    service.wait("the file is there", |_| {
+        file.join("volume").exists().then_some(())
+    });
+    let first = process(&service, "target");
+    let unmounted = std::process::Command::new("umount").arg(&file).status();
+    assert!(unmounted.unwrap().success());
+    successor(&service, first);
+    let path = service.mount("data");
+    write_file(&path.join("file"), 1 << 20, 7);
+    end(&service, &path);
+}
+
 // Fails if the death of the target during a growth is seen by whoever writes, loses a write, or leaves the growth
 // undone.
 #[test]

@@ -89,7 +89,8 @@ impl Keeping {
         Ok(link)
     }
 
-    /// Deposits the target's file again with each new keeper, as long as there is a file.
+    /// Deposits the target's file again with each new keeper, as long as there is a file. A target whose file was
+    /// unmounted behind its back ends, and its successor mounts another.
     pub fn stay(target: &Arc<Target>, link: Link) -> io::Result<()> {
         let target = target.clone();
         let thread = std::thread::Builder::new().name("keeper".to_owned());
@@ -97,6 +98,10 @@ impl Keeping {
             let mut link = link;
             loop {
                 while let Ok(Some(_)) = link.next() {
+                    if target.has_lost_file() {
+                        tracing::error!("somebody has unmounted the file; it is mounted again");
+                        return target.end();
+                    }
                     // Said only after the runtime that serves the volume has done something.
                     let is_well = target.runtime.block_on(target.runtime.spawn(async {}));
                     if is_well.is_err() || link.say_here().is_err() {

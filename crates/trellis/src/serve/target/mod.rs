@@ -210,7 +210,12 @@ impl Target {
     }
 
     fn has_file(&self) -> bool {
-        self.file().is_some()
+        self.file().as_ref().is_some_and(|file| !file.ended())
+    }
+
+    /// Whether somebody has unmounted the file, or ended its connection by force.
+    fn has_lost_file(&self) -> bool {
+        self.file().as_ref().is_some_and(fuse::Server::ended)
     }
 
     /// Does something with the file, if it is there.

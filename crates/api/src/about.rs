@@ -25,6 +25,9 @@ pub struct About {
     pub access_modes: Vec<String>,
     /// The claim's class.
     pub class: String,
+    /// The pools that its copies may be on; any, if it names none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<String>,
     /// The size that was asked for when this was written. A growth alone does not write it again: the superblock has
     /// the size that the copy has.
     pub size: Bytes,
@@ -70,6 +73,13 @@ pub struct About {
 }
 
 impl About {
+    /// How the volume is brought to a node; none if its only copy is used where it lies. An earlier release said it in
+    /// two fields, of which the second could be absent.
+    pub fn way(&self) -> Option<&str> {
+        let way = self.via.as_deref().unwrap_or("fuse");
+        self.replicated.then_some(way)
+    }
+
     /// What shall stand in the place of `self`. A filesystem that was made once was made, and nothing shrinks, whatever
     /// an older store says.
     pub fn renewed(&self, new: &About) -> About {

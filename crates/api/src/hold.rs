@@ -64,6 +64,9 @@ reasons! {
     AccessModeUnsupported:
         "The claim's access mode does not allow this use.",
         "End the other use first, or create a claim with another access mode.";
+    ConsumerUnfit:
+        "The attachment asks for a use that the volume is not made for.",
+        "Delete the attachment and make one with `consumer.mount` for a claim with a filesystem, or with `consumer.device` for a block claim.";
     PoolNotFound:
         "None of the pools that the class names exists.",
         "Add the pool with `trellis pool add NAME DIR`.";

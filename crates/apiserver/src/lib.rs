@@ -128,7 +128,8 @@ where
     }
 }
 
-/// The first write of every run: makes the first namespaces, and finishes what an earlier run began.
+/// The first write of every run: makes the first namespaces, finishes what an earlier run began, and brings what an
+/// earlier release stored into the present form.
 fn prepare(txn: &mut Txn<'_>) -> Result<(), status::Status> {
     let writer = Writer {
         manager: OWN_MANAGER.to_owned(),
@@ -147,5 +148,6 @@ fn prepare(txn: &mut Txn<'_>) -> Result<(), status::Status> {
         }
     }
     cascade::repair(txn);
+    kinds::earlier::convert(txn);
     Ok(())
 }

@@ -5,13 +5,14 @@
 //! and reports what it measured. Both look at the same caches ([`world`]) and know the store only as a
 //! `kube::Client`.
 
-pub mod agent;
 pub mod bootstrap;
 pub mod cache;
 pub mod claim;
 pub mod disks;
 pub mod ledger;
 pub mod metrics;
+pub mod node;
+pub mod plan;
 pub mod pods;
 pub mod queue;
 pub mod record;
@@ -19,6 +20,7 @@ pub mod run;
 pub mod timely;
 pub mod usage;
 pub mod view;
+pub mod volume;
 pub mod world;
 pub mod write;
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::claim::plan::Note;
+use crate::plan::Note;
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::view::now;

@@ -14,7 +14,7 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::mpsc;
 
-use crate::claim::plan::Note;
+use crate::plan::Note;
 use crate::write::Object;
 
 /// How many events may wait to be stored.

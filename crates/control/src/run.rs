@@ -6,9 +6,9 @@ use std::time::Duration;
 use kube::Client;
 use tokio::task::JoinSet;
 
-use crate::agent::machine::Machine;
-use crate::agent::{self, Agent, Complaints, Ladders, Node};
 use crate::claim;
+use crate::node::machine::Machine;
+use crate::node::{self, Agent, Complaints, Finisher, Ladders, Node};
 use crate::pods;
 use crate::record::Recorder;
 use crate::world::World;
@@ -34,12 +34,13 @@ pub async fn start(
     client: Client,
     world: Arc<World>,
     settings: Settings,
-    machine: Arc<dyn Machine>,
+    machine: Machine,
+    finisher: Arc<dyn Finisher>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let node = Node {
         name: settings.node,
-        boot_id: machine.boot_id(),
+        boot_id: machine.consumers.boot_id(),
         online_growth: settings.online_growth,
     };
     let (recorder, recording) = Recorder::new(client.clone(), node.name.clone());
@@ -70,12 +71,13 @@ pub async fn start(
         recorder,
         ladders: Ladders::default(),
         complaints: Complaints::default(),
+        finisher,
     });
     for _ in 0..WORKERS {
-        tasks.spawn(agent::run(agent.clone(), world.passes.clone()));
+        tasks.spawn(node::run(agent.clone(), world.passes.clone()));
     }
-    tasks.spawn(agent::run_returns(agent.clone()));
-    tasks.spawn(agent::run_pools(agent, world.pool_queue.clone()));
+    tasks.spawn(node::run_returns(agent.clone()));
+    tasks.spawn(node::run_pools(agent, world.pool_queue.clone()));
     tasks.spawn(world.resync(settings.resync));
     tasks
 }

@@ -204,7 +204,7 @@ mod tests {
         let attachment = json!({
             "apiVersion": "trellis.dev/v1alpha1", "kind": "Attachment",
             "metadata": { "name": name, "namespace": "d", "uid": name },
-            "spec": { "claimName": claim, "node": node, "path": "/mnt" },
+            "spec": { "claimName": claim, "node": node, "consumer": { "mount": { "path": "/mnt" } } },
             "status": {
                 "phase": "Attached", "volume": format!("v-{claim}"), "filesystem": "xfs",
                 "usage": usage.map(|fill| fill.status(at)),

@@ -86,7 +86,10 @@ impl View {
     /// Whether the volume has several copies behind a target. If the volume is gone, its copies still tell.
     pub fn is_replicated(&self) -> bool {
         let copy = |each: &Arc<Replica>| each.is_of_several();
-        let volume = self.volume.as_ref().map(|volume| volume.spec.replicated);
+        let volume = self
+            .volume
+            .as_ref()
+            .map(|volume| volume.spec.is_behind_target());
         volume.unwrap_or_else(|| self.replicas.iter().any(copy))
     }
 
@@ -200,7 +203,7 @@ fn claim_of(
     volume: Option<&Volume>,
 ) -> Option<Arc<PersistentVolumeClaim>> {
     let claims = world.claims.group(key);
-    let owner = volume.map(|volume| volume.spec.claim.uid.clone());
+    let owner = volume.and_then(|volume| Some(volume.spec.claim.as_ref()?.uid.clone()));
     let owned = claims
         .iter()
         .find(|claim| owner.is_some() && claim.uid() == owner)
@@ -250,8 +253,10 @@ fn attachments_of(
     }
     let group = match (claim, volume) {
         (Some(claim), _) => claim_group(&claim.namespace().unwrap_or_default(), &claim.name_any()),
-        (None, Some(volume)) => claim_group(&volume.spec.claim.namespace, &volume.spec.claim.name),
-        (None, None) => return Vec::new(),
+        (None, volume) => match volume.and_then(|volume| volume.spec.claim.as_ref()) {
+            Some(claim) => claim_group(&claim.namespace, &claim.name),
+            None => return Vec::new(),
+        },
     };
     let belongs = |attachment: &Arc<Attachment>| {
         let attached = attachment

@@ -20,11 +20,12 @@ use tokio::task::JoinSet;
 use trellis_api::kinds::{Attachment, Pool, Replica, RungStatus, Target, Volume};
 
 use crate::cache::{Cache, Changed};
-use crate::claim::{provision, status};
+use crate::claim::status;
 use crate::ledger::Ledger;
 use crate::metrics::Growths;
 use crate::pods;
 use crate::queue::Queue;
+use crate::volume::parts;
 
 /// How often everything is looked at again although nothing changed. Only a safety net: progress comes
 /// from events.
@@ -259,7 +260,7 @@ impl World {
 
     /// The kernel says that what is mounted at a path has changed.
     pub fn path_changed(&self, path: &str) {
-        self.look_at_uses(|attachment| attachment.spec.path == path);
+        self.look_at_uses(|attachment| attachment.spec.consumer.path() == path);
     }
 
     /// The volume whose bytes are in a file: the file of its only copy, or the file through which its target shows
@@ -328,12 +329,12 @@ impl World {
         self.growths.note_volume(change);
         let either = change.new.as_ref().or(change.old.as_ref());
         let Some(volume) = either else { return };
-        if change.new.is_some() && volume.spec.replicated && provision::was_served(volume) {
+        if change.new.is_some() && volume.spec.is_behind_target() && parts::was_served(volume) {
             // Its copies are stored, and may be others by now than the first ones.
             return;
         }
         let size = change.new.as_ref().map(|_| volume.spec.capacity);
-        for (replica, pool) in provision::reservations(volume) {
+        for (replica, pool) in parts::reservations(volume) {
             let woken = self.ledger.note_volume(&replica, &pool, size);
             woken.iter().for_each(|key| self.push(key));
             if size.is_none() {

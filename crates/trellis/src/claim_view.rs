@@ -17,9 +17,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use trellis_api::kinds::{Attachment, Replica, Target, VOLUME_LABEL, Volume};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
-use trellis_control::claim::redundancy::unasked;
 use trellis_control::claim::{provision, status};
 use trellis_control::view::View;
+use trellis_control::volume::redundancy::unasked;
 use trellis_control::world::volume_name;
 
 use self::health::{degraded, other_provisioner};
@@ -333,7 +333,8 @@ pub fn held(view: &View) -> Option<Held> {
     if let Some(user) = user.filter(|_| claim.metadata.deletion_timestamp.is_some()) {
         let message = format!(
             "It is still in use at {} of node {}.",
-            user.spec.path, user.spec.node
+            user.spec.consumer.path(),
+            user.spec.node
         );
         return Some(Held::new(None, Hold::new(HoldReason::InUse, message)));
     }

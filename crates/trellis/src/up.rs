@@ -16,6 +16,8 @@ use trellis_api::kinds::{Pool, Replica};
 use trellis_apiserver::pki::Pki;
 use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 use trellis_control::bootstrap::{Defaults, bootstrap};
+use trellis_control::claim::finish::Claims;
+use trellis_control::node::machine::Machine;
 use trellis_control::run::{self, Settings};
 use trellis_control::usage;
 use trellis_control::world::World;
@@ -182,7 +184,14 @@ async fn start(
     };
     let (machine, world) = (Arc::new(machine), Arc::new(World::new()));
     let node = node.to_owned();
-    let mut tasks = run::start(api.client(), world.clone(), settings, machine.clone()).await;
+    let mut tasks = run::start(
+        api.client(),
+        world.clone(),
+        settings,
+        Machine::of(machine.clone()),
+        Arc::new(Claims),
+    )
+    .await;
     kernel::listen(&world, machine.mounts().to_owned());
     let woken = world.clone();
     machine

@@ -11,7 +11,9 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use trellis_api::Bytes;
-use trellis_api::kinds::{ATTACHMENT_FINALIZER, Attachment, AttachmentPhase, AttachmentSpec, Pool};
+use trellis_api::kinds::{
+    ATTACHMENT_FINALIZER, AtPath, Attachment, AttachmentPhase, AttachmentSpec, Consumer, Pool,
+};
 
 use super::claims::{all_at_once, all_have};
 use super::service::{SETTLES, Service};
@@ -118,8 +120,10 @@ async fn attach(
     let spec = AttachmentSpec {
         claim_name: name(index),
         node: "bench".to_owned(),
-        path: service.path(&format!("mnt-{index}")).display().to_string(),
-        read_only: false,
+        consumer: Consumer::Mount(AtPath {
+            path: service.path(&format!("mnt-{index}")).display().to_string(),
+            read_only: false,
+        }),
     };
     let mut attachment = Attachment::new(&name(index), spec);
     attachment.metadata.finalizers = Some(vec![ATTACHMENT_FINALIZER.to_owned()]);

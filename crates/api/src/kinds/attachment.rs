@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{FilesystemKind, RungStatus, Via};
 use crate::{Bytes, Hold};
 
-/// Where and how a claim shall be used. Made by whoever wants to use it; deleting it ends the use.
+/// What uses a volume, and where. Made by whoever wants to use it; deleting it ends the use.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "trellis.dev",
@@ -27,11 +27,43 @@ pub struct AttachmentSpec {
     pub claim_name: String,
     /// The node on which it is used.
     pub node: String,
-    /// Where it appears: a directory for a filesystem, a block device file for a block volume.
+    /// What uses it.
+    pub consumer: Consumer,
+}
+
+/// What uses a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Consumer {
+    /// A directory shows its filesystem.
+    Mount(AtPath),
+    /// A file is its block device.
+    Device(AtPath),
+}
+
+/// A place in the filesystem of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AtPath {
+    /// Where the volume appears, absolute.
     pub path: String,
-    /// Whether it may only be read.
+    /// Whether it may only be read there.
     #[serde(default)]
     pub read_only: bool,
+}
+
+impl Consumer {
+    /// Where the volume appears.
+    pub fn path(&self) -> &str {
+        let (Consumer::Mount(at) | Consumer::Device(at)) = self;
+        &at.path
+    }
+
+    /// Whether it may only be read.
+    pub fn read_only(&self) -> bool {
+        let (Consumer::Mount(at) | Consumer::Device(at)) = self;
+        at.read_only
+    }
 }
 
 /// What its node found.

@@ -15,14 +15,18 @@ mod target;
 mod volume;
 
 pub use crate::FilesystemKind;
-pub use attachment::{Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Usage};
+pub use attachment::{
+    AtPath, Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Consumer, Usage,
+};
 pub use pool::{Pool, PoolCapacity, PoolSpec, PoolStatus, UNKNOWN_COPIES_MAX, UnknownCopy};
 pub use recovery::{Recovery, RecoveryRecord};
 pub use replica::{Content, EMPTY_CONTENT, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
-pub use target::{Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus};
+pub use target::{
+    CopiesWanted, Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus,
+};
 pub use volume::{
-    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, RungTime,
+    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, Placement, RungTime,
     SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum,
     WhenFull,
 };

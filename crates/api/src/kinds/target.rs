@@ -30,6 +30,21 @@ pub struct TargetSpec {
     pub node: String,
     /// The size it shall serve.
     pub capacity: Bytes,
+    /// The copies that are asked for. Which of them count, the target agrees with them: it sees how they are.
+    #[serde(default)]
+    pub copies: CopiesWanted,
+}
+
+/// The copies that are asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CopiesWanted {
+    /// How many.
+    pub count: u32,
+    /// How many of them must have a write before it is acknowledged.
+    pub consistency_factor: u32,
+    /// The identities of those that are to stay. Others that count go as soon as they can be spared.
+    pub staying: Vec<String>,
 }
 
 /// What its node found.

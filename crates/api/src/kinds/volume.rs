@@ -30,8 +30,9 @@ pub const GROWTH_RECORDS_MAX: usize = 25;
 pub struct VolumeSpec {
     /// The size it shall have: the goal. A larger one replaces it at once.
     pub capacity: Bytes,
-    /// The claim it was made for.
-    pub claim: ClaimRef,
+    /// The claim it was made for, if it was made for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimRef>,
     /// The volume's identity, which its copies carry on disk. Empty until the volume is bound: then it is the uid of
     /// this object. It stays when the object is made anew from its copies or from a backup.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -42,17 +43,27 @@ pub struct VolumeSpec {
     pub released_by: Option<String>,
     /// The claim's StorageClass.
     pub class: String,
+    /// Where its first copies are, in the order of their numbers. Decided together with their reservations, when the
+    /// volume is made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placement: Vec<Placement>,
+    /// The pools that its copies may be on; any, if it names none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<String>,
+    /// How it may be used, in Kubernetes' words: `ReadWriteOnce` and so on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub access_modes: Vec<String>,
+    /// The options that its filesystem is mounted with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mount_options: Vec<String>,
     /// How many copies there shall be. Of a volume with several it may be changed: copies are added and let go of
     /// while the volume is in use.
     pub replicas: u32,
     /// How many copies must have a write before it is acknowledged.
     #[serde(default = "one")]
     pub consistency_factor: u32,
-    /// Its bytes pass through a target that keeps several copies the same. Without one there is a single copy, which
-    /// is used where it lies. Decided when the volume is made.
-    #[serde(default)]
-    pub replicated: bool,
-    /// How a volume behind a target is brought to a node; `fuse` if it is not said. Decided when the volume is made.
+    /// How a volume behind a target is brought to a node. None: it has a single copy, which is used where it lies.
+    /// Decided when the volume is made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<Via>,
     /// Whether every byte is allocated from the start.
@@ -173,12 +184,12 @@ impl VolumeSpec {
 
     /// The way that its bytes take.
     pub fn way(&self) -> Via {
-        let behind_target = self.via.unwrap_or(Via::Fuse);
-        if self.replicated {
-            behind_target
-        } else {
-            Via::Local
-        }
+        self.via.unwrap_or(Via::Local)
+    }
+
+    /// Whether a process of its own serves it, and keeps its copies the same.
+    pub fn is_behind_target(&self) -> bool {
+        self.way() != Via::Local
     }
 }
 
@@ -192,7 +203,13 @@ impl Volume {
 
     /// Whether the claim that it was made for was deleted, and did not just vanish.
     pub fn is_released(&self) -> bool {
-        self.spec.released_by.as_ref() == Some(&self.spec.claim.uid)
+        let claim = self.spec.claim.as_ref();
+        claim.is_some_and(|claim| self.spec.released_by.as_ref() == Some(&claim.uid))
+    }
+
+    /// Whether that claim is the one that it was made for.
+    pub fn is_of(&self, claim: &ClaimRef) -> bool {
+        self.spec.claim.as_ref() == Some(claim)
     }
 }
 
@@ -221,6 +238,16 @@ pub struct GrowthRequest {
     pub at: MicroTime,
     /// The claim's size before it.
     pub from: Bytes,
+}
+
+/// Where a copy lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Placement {
+    /// The pool.
+    pub pool: String,
+    /// The pool's node.
+    pub node: String,
 }
 
 /// Names a claim for good: a claim of the same name made later is another one.

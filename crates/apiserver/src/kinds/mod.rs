@@ -1,6 +1,7 @@
 //! The kinds that the server stores: one row each.
 
 pub(crate) mod columns;
+pub(crate) mod earlier;
 
 mod claim;
 mod core;

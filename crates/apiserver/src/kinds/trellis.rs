@@ -69,7 +69,7 @@ pub(super) fn pool() -> Kind {
     Kind {
         validate: |change| {
             let mut errors = frozen(change, |field| matches!(field, "node" | "path"));
-            errors.extend(relative_path(change));
+            errors.extend(relative_path(change, "path"));
             errors.extend(wild_promise(change));
             errors
         },
@@ -87,7 +87,7 @@ pub(super) fn volume() -> Kind {
     Kind {
         validate: |change| {
             let mut errors = frozen(change, |field| {
-                matches!(field, "class" | "replicated" | "via" | "filesystem")
+                matches!(field, "class" | "via" | "filesystem")
             });
             errors.extend(other_identity(change, "volumeId"));
             errors
@@ -104,7 +104,7 @@ pub(super) fn target() -> Kind {
         short: &[],
     };
     Kind {
-        validate: |change| frozen(change, |field| field != "capacity"),
+        validate: |change| frozen(change, |field| !matches!(field, "capacity" | "copies")),
         ..custom::<Target>(names, columns::TARGET)
     }
 }
@@ -139,7 +139,12 @@ pub(super) fn attachment() -> Kind {
         namespaced: true,
         validate: |change| {
             let mut errors = frozen(change, |_| true);
-            errors.extend(relative_path(change));
+            let places = ["consumer.mount.path", "consumer.device.path"];
+            errors.extend(
+                places
+                    .into_iter()
+                    .filter_map(|field| relative_path(change, field)),
+            );
             errors
         },
         ..custom::<Attachment>(names, columns::ATTACHMENT)
@@ -187,11 +192,13 @@ fn other_identity(change: Change<'_>, field: &str) -> Option<FieldError> {
 }
 
 /// Refuses a path that means something else in every directory.
-fn relative_path(change: Change<'_>) -> Option<FieldError> {
-    const PATH: &str = "/spec/path";
-    let path = text(change.new, PATH);
-    (is_new(change, PATH) && !path.starts_with('/'))
-        .then(|| FieldError::invalid("spec.path", &Value::from(path), "must be an absolute path"))
+fn relative_path(change: Change<'_>, field: &str) -> Option<FieldError> {
+    let pointer = format!("/spec/{}", field.replace('.', "/"));
+    let path = at(change.new, &pointer)?.as_str()?;
+    (is_new(change, &pointer) && !path.starts_with('/')).then(|| {
+        let field = format!("spec.{field}");
+        FieldError::invalid(&field, &Value::from(path), "must be an absolute path")
+    })
 }
 
 /// Refuses a pool that could promise nothing, or without measure.

@@ -171,7 +171,7 @@ fn our_kinds_print_what_was_asked_for_and_what_was_measured() {
         "status": {"phase": "Ready", "capacity": "2Gi", "path": "/srv/pool/v/data", "hold": hold},
     });
     let attachment = json!({
-        "metadata": meta, "spec": {"claimName": "data", "node": "n1", "path": "/mnt/data"},
+        "metadata": meta, "spec": {"claimName": "data", "node": "n1", "consumer": {"mount": {"path": "/mnt/data"}}},
         "status": {"phase": "Attached", "capacity": "2Gi", "device": "/dev/loop0", "via": "local"},
     });
     let bare = json!({"metadata": meta});

@@ -4,6 +4,7 @@
 mod client;
 mod deletion;
 mod durability;
+mod earlier;
 mod errors;
 mod full_disk;
 mod own_kinds;

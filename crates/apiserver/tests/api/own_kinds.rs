@@ -50,8 +50,10 @@ fn cases() -> Vec<Case> {
         Case {
             collection: format!("{GROUP}/namespaces/default/attachments"),
             kind: "Attachment",
-            spec: json!({ "claimName": "c", "node": "n", "path": "/mnt/a" }),
-            refused: json!({ "claimName": "d", "node": "m", "path": "/mnt/b", "readOnly": true }),
+            spec: json!({ "claimName": "c", "node": "n", "consumer": { "mount": { "path": "/mnt/a" } } }),
+            refused: json!({
+                "claimName": "d", "node": "m", "consumer": { "mount": { "path": "/mnt/b", "readOnly": true } },
+            }),
             accepted: json!({}),
         },
     ]
@@ -95,13 +97,15 @@ async fn paths_are_absolute_and_promises_have_bounds() {
     let attachments = format!("{GROUP}/namespaces/default/attachments");
     let pool =
         |spec: Value| server.post(&pools, json!({ "metadata": { "name": "x" }, "spec": spec }));
-    let relative = "is invalid: spec.path: Invalid value: \"srv\": must be an absolute path";
+    let relative = |field: &str| {
+        format!("is invalid: spec.{field}: Invalid value: \"srv\": must be an absolute path")
+    };
     pool(json!({ "node": "n", "path": "srv" })).await.refused(
         422,
         "Invalid",
-        &format!("Pool.trellis.dev \"x\" {relative}"),
+        &format!("Pool.trellis.dev \"x\" {}", relative("path")),
     );
-    let spec = json!({ "claimName": "c", "node": "n", "path": "srv" });
+    let spec = json!({ "claimName": "c", "node": "n", "consumer": { "mount": { "path": "srv" } } });
     server
         .post(
             &attachments,
@@ -111,7 +115,10 @@ async fn paths_are_absolute_and_promises_have_bounds() {
         .refused(
             422,
             "Invalid",
-            &format!("Attachment.trellis.dev \"x\" {relative}"),
+            &format!(
+                "Attachment.trellis.dev \"x\" {}",
+                relative("consumer.mount.path")
+            ),
         );
     let bounds = |percent: u32| match percent {
         0 => {

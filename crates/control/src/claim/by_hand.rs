@@ -12,9 +12,9 @@ use kube::ResourceExt;
 use serde_json::json;
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::plan::{Plan, claim_place};
 use super::provision::{BIND_COMPLETED, BOUND_BY_CONTROLLER};
 use super::status;
+use crate::plan::{Plan, claim_place};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 

@@ -14,9 +14,11 @@ use trellis_api::kinds::{Content, Volume, VolumePhase, VolumeStatus};
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::plan::{LargerCopy, Note, Plan, Promise, Rooms, claim_place};
-use super::{history, provision, redundancy, status};
+use super::{history, provision, status};
+use crate::plan::{Note, Plan, Promise, claim_place};
 use crate::view::View;
+use crate::volume::redundancy;
+use crate::volume::rooms::{LargerCopy, Rooms};
 use crate::world::TELL_AFTER;
 use crate::write::{Object, Place, Write};
 
@@ -276,6 +278,7 @@ fn settle(
             body,
         ));
     }
+    plan.writes.extend(take_mount_options(view, volume));
     let in_use = view.attachments.iter().any(|each| {
         each.status
             .as_ref()
@@ -318,6 +321,16 @@ fn settle(
         None => report(volume, measured, &mut plan),
     }
     plan
+}
+
+/// Makes the volume say the mount options of its persistent volume, which somebody may have changed.
+fn take_mount_options(view: &View, volume: &Volume) -> Option<Write> {
+    let persistent = view.persistent_volume.as_ref()?.spec.as_ref()?;
+    let options = persistent.mount_options.clone().unwrap_or_default();
+    let is_new = volume.spec.filesystem.is_some() && options != volume.spec.mount_options;
+    let place = Place::named(Object::Volume, &view.key);
+    let body = json!({ "spec": { "mountOptions": options } });
+    is_new.then_some(Write::Patch(place, body))
 }
 
 /// How long to wait before reporting that a growth is under way. Most growths are over by then, and the write that is
@@ -591,7 +604,7 @@ mod tests {
             let attachment = json!({
                 "apiVersion": "trellis.dev/v1alpha1", "kind": "Attachment",
                 "metadata": { "name": "a", "namespace": "d" },
-                "spec": { "claimName": "c", "node": "n", "path": "/mnt" },
+                "spec": { "claimName": "c", "node": "n", "consumer": { "mount": { "path": "/mnt" } } },
                 "status": { "rungs": [
                     { "rung": "filesystem", "size": filesystem, "observedAt": "2026-11-15T12:00:00.000000Z" },
                 ]},

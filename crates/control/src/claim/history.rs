@@ -7,8 +7,9 @@ use trellis_api::kinds::{
 };
 use trellis_api::{Bytes, Rung};
 
-use super::{redundancy, status};
+use super::status;
 use crate::view::View;
+use crate::volume::redundancy;
 
 /// Whether an entry of a claim's managed fields owns the size that the claim asks for.
 pub fn asks_for_size(entry: &ManagedFieldsEntry) -> bool {
@@ -262,7 +263,7 @@ mod tests {
         let attachment = json!({
             "apiVersion": "trellis.dev/v1alpha1", "kind": "Attachment",
             "metadata": { "name": "a", "namespace": "d" },
-            "spec": { "claimName": "c", "node": "n", "path": "/mnt" },
+            "spec": { "claimName": "c", "node": "n", "consumer": { "mount": { "path": "/mnt" } } },
             "status": { "rungs": [
                 rung(Rung::Device, "2Gi", 11, 3),
                 rung(Rung::Filesystem, filesystem, 12, 4),

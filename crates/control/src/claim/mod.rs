@@ -1,15 +1,10 @@
-//! The claim controller: provisioner, binder and resizer in one, because all three look at the same objects and must
-//! not contradict each other.
+//! The claim room: provisioner, binder and resizer in one, because all three look at the same objects and must not
+//! contradict each other.
 
 pub mod class;
-pub mod copies;
-pub mod members;
+pub mod finish;
 pub mod plan;
 pub mod provision;
-pub mod recovery;
-pub mod redundancy;
-pub mod rooms;
-pub mod space;
 pub mod status;
 
 pub(crate) mod by_hand;

@@ -2,21 +2,20 @@
 //! binding.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
-use kube::{Resource, ResourceExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt;
 use serde_json::json;
-use trellis_api::kinds::{
-    ClaimRef, DATA_FINALIZER, PROVISIONER, Replica, ReplicaSpec, Target, TargetSpec,
-    VOLUME_FINALIZER, VOLUME_LABEL, Volume, VolumeSpec,
-};
+use trellis_api::kinds::{ClaimRef, PROVISIONER, Placement, VOLUME_FINALIZER, Volume, VolumeSpec};
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::by_hand;
 use super::class::Class;
-use super::plan::{NewCopy, Note, PlaceOfCopy, Plan, Promise, Rooms, claim_place};
 use super::status;
+use crate::plan::{Note, Plan, Promise, claim_place};
 use crate::view::View;
+use crate::volume::parts::{make_parts, name_identities, replica_name};
+use crate::volume::rooms::{NewCopy, Rooms};
 use crate::world;
 use crate::write::{Object, Place, Write};
 
@@ -154,7 +153,7 @@ fn place_copies(
     class: &Class,
     size: Bytes,
     rooms: &dyn Rooms,
-) -> Result<Vec<PlaceOfCopy>, Hold> {
+) -> Result<Vec<Placement>, Hold> {
     let (mut places, mut planned) = (Vec::new(), Vec::new());
     for index in 0..class.replicas {
         let name = replica_name(&view.key, index);
@@ -203,6 +202,20 @@ fn is_block(claim: &PersistentVolumeClaim) -> bool {
     mode == Some("Block")
 }
 
+fn access_modes(claim: &PersistentVolumeClaim) -> Vec<String> {
+    let modes = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.access_modes.clone());
+    modes.unwrap_or_default()
+}
+
+/// The options that the filesystem of a new volume is mounted with. A block volume has none.
+fn mount_options(claim: &PersistentVolumeClaim, class: &Class) -> Vec<String> {
+    let options = Some(class.mount_options.clone());
+    options.filter(|_| !is_block(claim)).unwrap_or_default()
+}
+
 /// The volume comes first and alone: it owns what comes after it. The promise on the pool stands from
 /// here on, under the name that the replica will have.
 fn make_volume(
@@ -210,11 +223,11 @@ fn make_volume(
     claim: &PersistentVolumeClaim,
     class: &Class,
     size: Bytes,
-    places: &[PlaceOfCopy],
+    places: &[Placement],
 ) -> Plan {
     let spec = VolumeSpec {
         capacity: size,
-        claim: claim_ref(claim),
+        claim: Some(claim_ref(claim)),
         volume_id: String::new(),
         released_by: None,
         class: view
@@ -222,9 +235,12 @@ fn make_volume(
             .as_ref()
             .map(|class| class.name_any())
             .unwrap_or_default(),
+        placement: places.to_vec(),
+        pools: class.pools.clone(),
+        access_modes: access_modes(claim),
+        mount_options: mount_options(claim, class),
         replicas: class.replicas,
         consistency_factor: class.consistency_factor,
-        replicated: class.via.is_some(),
         via: class.via,
         thick: class.thick,
         filesystem: (!is_block(claim)).then_some(class.filesystem),
@@ -240,17 +256,8 @@ fn make_volume(
         growth: None,
     };
     let mut volume = Volume::new(&view.key, spec);
-    let listed = |each: fn(&PlaceOfCopy) -> &str| {
-        let all: Vec<&str> = places.iter().map(each).collect();
-        all.join(SEPARATOR)
-    };
-    let pools = listed(|place| &place.pool);
-    let chosen = [
-        (POOL_ANNOTATION, pools.clone()),
-        (NODE_ANNOTATION, listed(|place| &place.node)),
-    ];
-    let chosen = chosen.map(|(name, value)| (name.to_owned(), value));
-    volume.metadata.annotations = Some(chosen.into());
+    let pools: Vec<&str> = places.iter().map(|place| place.pool.as_str()).collect();
+    let pools = pools.join(",");
     volume.metadata.finalizers = Some(vec![VOLUME_FINALIZER.to_owned()]);
     let message = format!(
         "provisioning {size} for claim \"{}/{}\" on pool {pools:?}",
@@ -276,41 +283,6 @@ fn make_volume(
         step: Some(Step::VolumeWritten),
         ..Plan::default()
     }
-}
-
-/// Where the first replicas were placed: decided together with the promises, kept with the volume, so
-/// that a crash before the replicas are stored does not choose again. Names of pools and nodes have no comma.
-const POOL_ANNOTATION: &str = "trellis.dev/pool";
-const NODE_ANNOTATION: &str = "trellis.dev/node";
-const SEPARATOR: &str = ",";
-
-/// The places that were chosen for the first replicas of a volume, in their order.
-fn first_places(volume: &Volume) -> Vec<PlaceOfCopy> {
-    let list = |name: &str| {
-        let value = volume.annotations().get(name).map(String::as_str);
-        value.into_iter().flat_map(|value| value.split(SEPARATOR))
-    };
-    let places = list(POOL_ANNOTATION).zip(list(NODE_ANNOTATION));
-    places
-        .map(|(pool, node)| PlaceOfCopy {
-            pool: pool.to_owned(),
-            node: node.to_owned(),
-        })
-        .collect()
-}
-
-/// What a volume reserves from the moment it is stored: the names that its first replicas have or will have,
-/// and the pools that were chosen for them.
-pub fn reservations(volume: &Volume) -> Vec<(String, String)> {
-    let places = first_places(volume).into_iter().zip(0..);
-    places
-        .map(|(place, index)| (replica_name(&volume.name_any(), index), place.pool))
-        .collect()
-}
-
-/// The name of a copy.
-pub(super) fn replica_name(volume: &str, index: u32) -> String {
-    format!("{volume}-{index}")
 }
 
 fn claim_ref(claim: &PersistentVolumeClaim) -> ClaimRef {
@@ -367,109 +339,6 @@ pub fn complete(view: &View, claim: &PersistentVolumeClaim, volume: &Volume) -> 
     say_bound(view, claim, served)
 }
 
-/// Whether a volume is known to have been served. Until then it has a claim on the places of its first copies.
-pub fn was_served(volume: &Volume) -> bool {
-    let status = volume.status.as_ref();
-    status.is_some_and(|status| status.capacity.is_some())
-}
-
-fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
-    let owner = volume.controller_owner_ref(&())?;
-    let places = first_places(volume);
-    let mut writes = Vec::new();
-    if view.target.is_none() {
-        let spec = TargetSpec {
-            volume: view.key.clone(),
-            node: places.first()?.node.clone(),
-            capacity: volume.spec.capacity,
-        };
-        let mut target = Target::new(&view.key, spec);
-        target.metadata.owner_references = Some(vec![owner.clone()]);
-        target
-            .labels_mut()
-            .insert(VOLUME_LABEL.to_owned(), view.key.clone());
-        writes.push(Write::Create(
-            Place::named(Object::Target, &view.key),
-            json!(target),
-        ));
-    }
-    if was_served(volume) {
-        // A volume that was once served had its copies. Another, empty one in their place would be a loss
-        // that looks like a volume.
-        if view.replicas.is_empty() {
-            return Some(lost(view, volume));
-        }
-    } else {
-        for (place, index) in places.iter().zip(0..) {
-            let name = replica_name(&view.key, index);
-            if view.replicas.iter().all(|each| each.name_any() != name) {
-                writes.push(make_replica(view, volume, &owner, name, place));
-            }
-        }
-    }
-    let step = Some(Step::VolumeObjectsWritten);
-    (!writes.is_empty()).then(|| Plan {
-        writes,
-        step,
-        ..Plan::default()
-    })
-}
-
-/// A new copy of the volume.
-pub(super) fn make_replica(
-    view: &View,
-    volume: &Volume,
-    owner: &OwnerReference,
-    name: String,
-    place: &PlaceOfCopy,
-) -> Write {
-    let identity = volume.identity();
-    let spec = ReplicaSpec {
-        volume: view.key.clone(),
-        volume_id: identity.clone(),
-        replica_id: if volume.spec.replicated {
-            String::new()
-        } else {
-            identity
-        },
-        pool: place.pool.clone(),
-        node: place.node.clone(),
-        capacity: volume.spec.capacity,
-        thick: volume.spec.thick,
-        discard: false,
-    };
-    let mut replica = Replica::new(&name, spec);
-    replica.metadata.owner_references = Some(vec![owner.clone()]);
-    replica.metadata.finalizers = Some(vec![DATA_FINALIZER.to_owned()]);
-    replica
-        .labels_mut()
-        .insert(VOLUME_LABEL.to_owned(), view.key.clone());
-    Write::Create(Place::named(Object::Replica, name), json!(replica))
-}
-
-/// The copy of a volume that was in service is no longer stored.
-fn lost(view: &View, volume: &Volume) -> Plan {
-    let message = format!(
-        "Every replica of volume {} is gone from the store.",
-        view.key
-    );
-    let hold = Hold::new(HoldReason::ReplicaDamaged, message);
-    if volume
-        .status
-        .as_ref()
-        .and_then(|status| status.hold.as_ref())
-        == Some(&hold)
-    {
-        return Plan::default();
-    }
-    let place = Place::named(Object::Volume, &view.key);
-    let write = Write::PatchStatus(place, json!({ "status": { "hold": hold } }));
-    Plan {
-        writes: vec![write],
-        ..Plan::default()
-    }
-}
-
 fn persistent_volume(
     view: &View,
     claim: &PersistentVolumeClaim,
@@ -478,8 +347,7 @@ fn persistent_volume(
 ) -> serde_json::Value {
     let spec = claim.spec.clone().unwrap_or_default();
     let class = view.class.as_deref().map(Class::read).and_then(Result::ok);
-    let options = class.as_ref().map(|class| class.mount_options.clone());
-    let options = options.filter(|options| !options.is_empty() && volume.spec.filesystem.is_some());
+    let options = Some(&volume.spec.mount_options).filter(|options| !options.is_empty());
     let policy = class.map_or_else(|| "Delete".to_owned(), |class| class.reclaim_policy);
     let mut persistent = json!({
         "apiVersion": "v1",
@@ -529,7 +397,7 @@ fn adopt(
         .and_then(|spec| spec.claim_ref.as_ref());
     let ours = claim_ref(claim);
     let owned = reference.is_some_and(|each| each.uid.as_deref() == Some(&ours.uid));
-    if owned && volume.spec.claim == ours {
+    if owned && volume.is_of(&ours) {
         return None;
     }
     let free = reference.is_none_or(|each| {
@@ -598,40 +466,6 @@ fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Optio
         step,
         ..Plan::default()
     })
-}
-
-fn is_measured(replica: &Replica) -> bool {
-    let status = replica.status.as_ref();
-    status.is_some_and(|status| status.capacity.is_some())
-}
-
-/// Records the identities of volume and copies that are still the uids of their objects. Objects that are made again,
-/// from a backup or from the copies, have other uids, and must find the same bytes.
-fn name_identities(view: &View) -> Vec<Write> {
-    let mut writes = Vec::new();
-    if let Some(volume) = view
-        .volume
-        .as_ref()
-        .filter(|each| each.spec.volume_id.is_empty())
-    {
-        let body = json!({
-            "metadata": { "uid": volume.uid() },
-            "spec": { "volumeId": volume.identity() },
-        });
-        writes.push(Write::Patch(Place::named(Object::Volume, &view.key), body));
-    }
-    let unnamed = view
-        .replicas
-        .iter()
-        .filter(|each| each.spec.replica_id.is_empty() && is_measured(each));
-    writes.extend(unnamed.map(|replica| {
-        let body = json!({
-            "metadata": { "uid": replica.uid() },
-            "spec": { "replicaId": replica.identity() },
-        });
-        Write::Patch(Place::named(Object::Replica, replica.name_any()), body)
-    }));
-    writes
 }
 
 /// The claim stays pending, and says why.

@@ -6,7 +6,7 @@ use serde_json::json;
 use trellis_api::kinds::{PROVISIONER, VOLUME_FINALIZER, Volume};
 use trellis_api::{Hold, HoldReason};
 
-use super::plan::{Note, Plan, claim_place};
+use crate::plan::{Note, Plan, claim_place};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
@@ -26,7 +26,7 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
         let message = format!(
             "still in use by attachment {:?} at {}",
             user.name_any(),
-            user.spec.path
+            user.spec.consumer.path()
         );
         let hold = Hold::new(HoldReason::InUse, message);
         let note = Note {
@@ -63,7 +63,8 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
 /// deleted claim from one that a lost store does not know.
 fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
     let volume = view.volume.as_ref()?;
-    let is_its_claim = claim.uid().as_ref() == Some(&volume.spec.claim.uid);
+    let made_for = volume.spec.claim.as_ref();
+    let is_its_claim = made_for.is_some_and(|made_for| claim.uid().as_ref() == Some(&made_for.uid));
     if !is_its_claim || volume.is_released() {
         return None;
     }
@@ -290,7 +291,7 @@ mod tests {
         json!({
             "apiVersion": "trellis.dev/v1alpha1", "kind": "Attachment",
             "metadata": { "name": "a", "namespace": "d" },
-            "spec": { "claimName": "c", "node": "n", "path": "/mnt" },
+            "spec": { "claimName": "c", "node": "n", "consumer": { "mount": { "path": "/mnt" } } },
         })
     }
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use kube::Client;
 use trellis_api::{Bytes, step};
 
-use super::plan::{Note, Plan, plan};
-use super::rooms::Pools;
+use super::plan::plan;
 use crate::ledger::Open;
+use crate::plan::{Note, Plan};
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::view::{View, now};
+use crate::volume::rooms::Pools;
 use crate::world::World;
 use crate::write::{Object, Write, Written, send};
 

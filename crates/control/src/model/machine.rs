@@ -11,9 +11,9 @@ use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use super::targets::Served;
 
-use crate::agent::machine::{
-    CopyFound, Machine, PoolMeasured, Provided, ReplicaFound, ReplicaPlace, RungFound, Stage,
-    StageFound, TargetFound, TargetPlace, Use,
+use crate::node::machine::{
+    Consumers, Copies, CopyFound, PoolMeasured, Pools, Provided, ReplicaFound, ReplicaPlace,
+    RungFound, Stage, StageFound, TargetFound, TargetPlace, Use,
 };
 
 /// Filesystems grow in whole units of this size, and may leave the rest of a device unused.
@@ -154,7 +154,7 @@ fn stage_found(copy: &Copy, stage: &Stage) -> Result<StageFound, Hold> {
     })
 }
 
-impl Machine for Model {
+impl Pools for Model {
     fn measure_pool(&self, _: &Path, _: Option<&str>) -> Result<PoolMeasured, Hold> {
         Err(Hold::new(
             HoldReason::PoolNotReady,
@@ -175,7 +175,9 @@ impl Machine for Model {
             size: None,
         }
     }
+}
 
+impl Copies for Model {
     fn make_replica(&self, place: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold> {
         let mut state = self.state();
         require_pool(&state, place)?;
@@ -284,36 +286,9 @@ impl Machine for Model {
     fn target_backing(&self, volume: &str) -> PathBuf {
         PathBuf::from(volume)
     }
+}
 
-    fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {
-        let state = self.state();
-        let copy = state.replicas.get(&name_of(backing))?;
-        let found = match copy.filesystem {
-            None => json!({ "kind": EMPTY_CONTENT, "full": true, "of": size }),
-            Some(own) => {
-                let full = own >= whole_units(size);
-                json!({ "kind": "ext4", "size": own, "full": full, "of": size })
-            }
-        };
-        serde_json::from_value(found).ok()
-    }
-
-    fn grow_idle(&self, backing: &Path, _: FilesystemKind) -> Result<(), Hold> {
-        let mut state = self.state();
-        refused(&state, Rung::Filesystem)?;
-        let name = name_of(backing);
-        let copy = state
-            .replicas
-            .get_mut(&name)
-            .ok_or_else(|| missing(&name))?;
-        copy.filesystem = copy.filesystem.map(|_| whole_units(copy.size));
-        if copy.device.is_some() {
-            let mistake = format!("{name} was grown as if it were idle while it was in use");
-            state.mistakes.push(mistake);
-        }
-        Ok(())
-    }
-
+impl Consumers for Model {
     fn boot_id(&self) -> String {
         "the only run".to_owned()
     }
@@ -385,6 +360,35 @@ impl Machine for Model {
             state.mistakes.push(format!(
                 "{name} was taken out of use before its uses had ended"
             ));
+        }
+        Ok(())
+    }
+
+    fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {
+        let state = self.state();
+        let copy = state.replicas.get(&name_of(backing))?;
+        let found = match copy.filesystem {
+            None => json!({ "kind": EMPTY_CONTENT, "full": true, "of": size }),
+            Some(own) => {
+                let full = own >= whole_units(size);
+                json!({ "kind": "ext4", "size": own, "full": full, "of": size })
+            }
+        };
+        serde_json::from_value(found).ok()
+    }
+
+    fn grow_idle(&self, backing: &Path, _: FilesystemKind) -> Result<(), Hold> {
+        let mut state = self.state();
+        refused(&state, Rung::Filesystem)?;
+        let name = name_of(backing);
+        let copy = state
+            .replicas
+            .get_mut(&name)
+            .ok_or_else(|| missing(&name))?;
+        copy.filesystem = copy.filesystem.map(|_| whole_units(copy.size));
+        if copy.device.is_some() {
+            let mistake = format!("{name} was grown as if it were idle while it was in use");
+            state.mistakes.push(mistake);
         }
         Ok(())
     }

@@ -169,7 +169,7 @@ fn claim_at_rest(simulation: &Simulation, claim: &PersistentVolumeClaim) -> Resu
     rule(reached || says || hold.is_some(), || {
         format!("{name} is not at {goal:?} and does not say why: {claim:?} {volume:?}")
     })?;
-    let lacks_copies = volume.spec.replicated && {
+    let lacks_copies = volume.spec.is_behind_target() && {
         let wanted = usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX);
         let stays = |copy: &&Replica| copy.metadata.deletion_timestamp.is_none();
         simulation.copies(&key).iter().filter(stays).count() != wanted
@@ -208,7 +208,7 @@ fn copies_at_rest(
     target: &Target,
     copies: &[Replica],
 ) -> Result<(), String> {
-    if !volume.spec.replicated {
+    if !volume.spec.is_behind_target() {
         return Ok(());
     }
     let status = volume.status.as_ref();

@@ -4,6 +4,7 @@
 //! objects in every way in which a watch can lag. A plan or a pass that has looked may write much later.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -16,17 +17,20 @@ use trellis_api::{Bytes, Rung};
 
 use super::machine::Model;
 use super::store::{Event, KINDS, Store};
-use crate::agent::job::{Job, Node, job};
-use crate::agent::machine::Machine;
-use crate::agent::reconcile::missing_finalizers;
-use crate::agent::report::{claim_write, early_writes, replica_writes, use_writes};
-use crate::agent::work::work;
 use crate::cache::Cache;
+use crate::claim::finish::Claims;
 use crate::claim::plan::plan;
 use crate::claim::reconcile::{Decided, conclude, decide};
-use crate::claim::rooms::Pools;
-use crate::claim::{provision, status};
+use crate::claim::status;
+use crate::node::Finisher;
+use crate::node::job::{Job, Node, job};
+use crate::node::machine::{Consumers, Machine};
+use crate::node::reconcile::missing_finalizers;
+use crate::node::report::{early_writes, replica_writes, use_writes};
+use crate::node::work::work;
 use crate::view::{View, now};
+use crate::volume::parts;
+use crate::volume::rooms::Pools;
 use crate::world::{World, orphan_key, volume_name};
 use crate::write::{Object, Place, Write, Written};
 
@@ -124,7 +128,7 @@ pub enum Step {
 pub struct Simulation {
     pub store: Store,
     pub world: World,
-    pub machine: Model,
+    pub machine: Arc<Model>,
     plans: BTreeMap<String, Decided>,
     looks: BTreeMap<String, View>,
 }
@@ -134,7 +138,7 @@ impl Simulation {
         let mut simulation = Simulation {
             store: Store::default(),
             world: World::new(),
-            machine: Model::default(),
+            machine: Arc::default(),
             plans: BTreeMap::new(),
             looks: BTreeMap::new(),
         };
@@ -321,7 +325,9 @@ impl Simulation {
             "metadata": {},
             "spec": {
                 "claimName": format!("c{claim}"), "node": NODE,
-                "path": format!("/mnt/{}", place.name), "readOnly": read_only,
+                "consumer": { "mount": {
+                    "path": format!("/mnt/{}", place.name), "readOnly": read_only,
+                }},
             },
         });
         self.store.apply(&Write::Create(place, body));
@@ -342,7 +348,7 @@ impl Simulation {
         let stored = self.store.get(&claim_place(claim))?;
         let name = volume_name(&read(stored))?;
         let volume: Volume = read(self.store.get(&Place::named(Object::Volume, name))?);
-        volume.spec.replicated.then_some(volume)
+        volume.spec.is_behind_target().then_some(volume)
     }
 
     fn scale(&mut self, claim: usize, copies: u32) {
@@ -458,10 +464,10 @@ impl Simulation {
         let mut reservations = BTreeMap::new();
         for volume in self.store.all(Object::Volume) {
             let volume: Volume = read(volume);
-            if volume.spec.replicated && provision::was_served(&volume) {
+            if volume.spec.is_behind_target() && parts::was_served(&volume) {
                 continue;
             }
-            for (name, pool) in provision::reservations(&volume) {
+            for (name, pool) in parts::reservations(&volume) {
                 reservations.insert(name, (pool, volume.spec.capacity));
             }
         }
@@ -554,13 +560,17 @@ impl Simulation {
         }
         let ladders = std::cell::RefCell::new(Vec::new());
         let early = |ladder: &[_]| ladders.borrow_mut().push(ladder.to_vec());
-        let outcome = work(&self.machine, &job, &early);
+        let outcome = work(&Machine::of(self.machine.clone()), &job, &early);
         let at = now();
         let mut writes = Vec::new();
         for ladder in ladders.into_inner() {
             writes.extend(early_writes(&view, &job, &ladder, &at));
         }
-        writes.extend(claim_write(&view, &job, &outcome, &at).map(|(write, _)| write));
+        writes.extend(
+            Claims
+                .finish(&view, &job, &outcome, &at)
+                .map(|(write, _)| write),
+        );
         writes.extend(use_writes(&view, &job, &outcome, &node.boot_id, &at));
         writes.extend(replica_writes(&view, &job, &outcome, &at));
         for write in &writes {

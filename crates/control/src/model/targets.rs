@@ -6,12 +6,12 @@
 
 use std::path::PathBuf;
 
-use trellis_api::kinds::{Members, ReplicaSeen, ReplicaState};
+use trellis_api::kinds::{CopiesWanted, Members, ReplicaSeen, ReplicaState};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use super::machine::{Copy, State, missing, refused};
-use crate::agent::machine::{CopiesWanted, TargetFound, TargetPlace};
-use crate::claim::members::who_counts;
+use crate::node::machine::{TargetFound, TargetPlace};
+use crate::volume::members::who_counts;
 
 /// A target and what its copies have agreed on.
 pub(super) struct Served {

@@ -5,8 +5,8 @@ use kube::ResourceExt;
 use trellis_api::Hold;
 use trellis_api::kinds::{PROVISIONER, ReplicaState};
 use trellis_control::claim::class::Class;
-use trellis_control::claim::redundancy::{CopySeen, lacking};
 use trellis_control::view::View;
+use trellis_control::volume::redundancy::{CopySeen, lacking};
 
 use crate::output::age;
 

@@ -6,8 +6,8 @@ use kube::ResourceExt;
 use serde::Serialize;
 use trellis_api::kinds::{Replica, ReplicaPhase, ReplicaState, RungStatus};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
-use trellis_control::claim::redundancy::{CopySeen, seen};
 use trellis_control::view::View;
+use trellis_control::volume::redundancy::{CopySeen, seen};
 
 use super::health::{degraded, state_word};
 use super::{Held, condition, goal, held, reported, requested};
@@ -185,7 +185,10 @@ pub fn rungs(view: &View) -> Vec<RungView> {
 fn is_reached_by_copies(view: &View, copies: &[RungView]) -> bool {
     let is_there = |rung: &&RungView| rung.state == RungState::Ok;
     let there = copies.iter().filter(is_there).count();
-    let several = view.volume.as_ref().filter(|volume| volume.spec.replicated);
+    let several = view
+        .volume
+        .as_ref()
+        .filter(|volume| volume.spec.is_behind_target());
     let needed = several.map(|volume| volume.spec.consistency_factor);
     let needed = needed.and_then(|factor| usize::try_from(factor).ok());
     there >= needed.unwrap_or(copies.len()).min(copies.len())

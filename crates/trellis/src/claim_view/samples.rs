@@ -130,7 +130,7 @@ pub fn mounted(size: u64, requested: u64) -> View {
     let attachment = json!({
         "apiVersion": "trellis.dev/v1alpha1", "kind": "Attachment",
         "metadata": { "name": "data-1", "namespace": "default" },
-        "spec": { "claimName": "data", "node": "n1", "path": "/mnt/data" },
+        "spec": { "claimName": "data", "node": "n1", "consumer": { "mount": { "path": "/mnt/data" } } },
         "status": {
             "phase": "Attached", "volume": VOLUME, "via": "local", "device": "/dev/loop7",
             "filesystem": "xfs", "capacity": filesystem,

@@ -118,7 +118,7 @@ impl Line {
             paths: view
                 .attachments
                 .iter()
-                .map(|each| each.spec.path.clone())
+                .map(|each| each.spec.consumer.path().to_owned())
                 .collect(),
             class: spec.and_then(|spec| spec.storage_class_name.clone()),
             filesystem: volume.and_then(|volume| Some(volume.spec.filesystem?.name())),

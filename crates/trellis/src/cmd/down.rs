@@ -203,7 +203,7 @@ impl Known {
             pools: pools.iter().filter_map(directory).collect(),
             paths: uses
                 .iter()
-                .filter_map(|each| resolved(Path::new(&each.spec.path)))
+                .filter_map(|each| resolved(Path::new(each.spec.consumer.path())))
                 .collect(),
         })
     }

@@ -71,7 +71,10 @@ impl Seen {
     fn of(view: &View) -> Seen {
         let uses = view.attachments.iter().filter_map(|each| {
             let device = each.status.as_ref()?.device.as_ref()?;
-            Some((PathBuf::from(&each.spec.path), PathBuf::from(device)))
+            Some((
+                PathBuf::from(each.spec.consumer.path()),
+                PathBuf::from(device),
+            ))
         });
         let copies = view.replicas.iter();
         let copies = copies.filter_map(|each| each.status.as_ref()?.path.clone());

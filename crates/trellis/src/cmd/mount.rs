@@ -11,7 +11,9 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use kube::{Api, ResourceExt};
-use trellis_api::kinds::{ATTACHMENT_FINALIZER, Attachment, AttachmentPhase, AttachmentSpec};
+use trellis_api::kinds::{
+    ATTACHMENT_FINALIZER, AtPath, Attachment, AttachmentPhase, AttachmentSpec, Consumer,
+};
 use trellis_api::{Hold, HoldReason};
 
 use super::patience::passes;
@@ -30,7 +32,7 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
     let what = format!("claim {}/{}", service.namespace, verb.claim);
     let claims =
         Api::<PersistentVolumeClaim>::namespaced(service.client.clone(), &service.namespace);
-    claims
+    let claim = claims
         .get(&verb.claim)
         .await
         .map_err(|error| from_service(error, &what))?;
@@ -40,8 +42,7 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
     let spec = AttachmentSpec {
         claim_name: verb.claim.clone(),
         node,
-        path: path.display().to_string(),
-        read_only: verb.read_only,
+        consumer: consumer(&claim, &path, verb.read_only),
     };
     let mut attachment = Attachment::new(&name, spec);
     attachment.metadata.finalizers = Some(vec![ATTACHMENT_FINALIZER.to_owned()]);
@@ -53,7 +54,7 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
                 .get(&name)
                 .await
                 .map_err(|error| from_service(error, &what))?;
-            if there.spec.read_only != verb.read_only {
+            if there.spec.consumer.read_only() != verb.read_only {
                 return refuse(format!(
                     "{what} is already mounted at {} in the other mode; unmount it first",
                     path.display()
@@ -101,6 +102,22 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
             }
             Err(error)
         }
+    }
+}
+
+/// A directory for a claim with a filesystem, a device file for a block claim.
+fn consumer(claim: &PersistentVolumeClaim, path: &Path, read_only: bool) -> Consumer {
+    let mode = claim
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.volume_mode.as_deref());
+    let at = AtPath {
+        path: path.display().to_string(),
+        read_only,
+    };
+    match mode {
+        Some("Block") => Consumer::Device(at),
+        _ => Consumer::Mount(at),
     }
 }
 
@@ -191,7 +208,7 @@ pub async fn umount(global: &Global, verb: &Umount) -> anyhow::Result<()> {
         let named = each.namespace().as_deref() == Some(&service.namespace)
             && each.spec.claim_name == verb.claim_or_path;
         here && if by_path {
-            each.spec.path == path
+            each.spec.consumer.path() == path
         } else {
             named
         }
@@ -213,7 +230,10 @@ pub async fn umount(global: &Global, verb: &Umount) -> anyhow::Result<()> {
         }
         let waiting = detached(&api, &name, global.patience());
         unless_interrupted("the unmount goes on", waiting).await?;
-        output::print(&format!("{} is unmounted\n", attachment.spec.path))?;
+        output::print(&format!(
+            "{} is unmounted\n",
+            attachment.spec.consumer.path()
+        ))?;
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ pub async fn scrub(global: &Global, claim: &str, wait: bool) -> anyhow::Result<(
     let service = connect(global).await?;
     let view = load(&service, claim).await?;
     let volume = volume_of(&view, claim)?;
-    if !volume.spec.replicated {
+    if !volume.spec.is_behind_target() {
         return refuse(format!(
             "claim {claim:?} has a single copy that is used where it lies, which has no sums"
         ));

@@ -40,7 +40,7 @@ pub async fn run(
     let service = connect(global).await?;
     let view = load(&service, claim).await?;
     let volume = volume_of(&view, claim)?;
-    if !volume.spec.replicated {
+    if !volume.spec.is_behind_target() {
         let text = format!("claim {claim:?} has a single copy; there is none to go on with");
         return Err(Ended::Refused(text).into());
     }

@@ -12,11 +12,11 @@ use trellis_api::kinds::{
     Pool, Replica, ReplicaPhase, ReplicaSeen, ReplicaState, ScrubSeen, Volume,
 };
 use trellis_api::{Bytes, Hold, HoldReason};
-use trellis_control::claim::copies::staying;
-use trellis_control::claim::redundancy;
-use trellis_control::claim::space::full_pools;
 use trellis_control::disks;
 use trellis_control::view::View;
+use trellis_control::volume::copies::staying;
+use trellis_control::volume::redundancy;
+use trellis_control::volume::space::full_pools;
 
 use super::{changes, scrub};
 use crate::claim_view::health::degraded;
@@ -53,7 +53,7 @@ pub async fn scale(
     let service = connect(global).await?;
     let view = load(&service, claim).await?;
     let volume = volume_of(&view, claim)?;
-    if !volume.spec.replicated {
+    if !volume.spec.is_behind_target() {
         return refuse(format!(
             "claim {claim:?} has a single copy that is used where it lies; only a claim of a class with several \
              replicas can have more or fewer"
@@ -81,7 +81,7 @@ pub async fn scale(
 pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let view = load(&service, claim).await?;
-    if !volume_of(&view, claim)?.spec.replicated {
+    if !volume_of(&view, claim)?.spec.is_behind_target() {
         return refuse(format!(
             "claim {claim:?} has a single copy, which cannot be replaced while it is the only one"
         ));

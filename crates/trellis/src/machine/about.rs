@@ -7,11 +7,12 @@ use std::sync::{MutexGuard, PoisonError};
 use trellis_api::Hold;
 use trellis_api::about::About;
 use trellis_api::step::{self, Step};
-use trellis_control::agent::machine::{ReplicaPlace, Stage};
+use trellis_control::node::machine::{ReplicaPlace, Stage};
 use trellis_node::volume::Past;
 
+use super::ThisMachine;
+use super::copies::identity;
 use super::hold::store_hold;
-use super::{ThisMachine, identity};
 
 impl ThisMachine {
     pub(super) fn descriptions(&self) -> MutexGuard<'_, HashMap<(PathBuf, String), About>> {

@@ -1,7 +1,7 @@
 //! Turns errors of the replica store and of the kernel into the holds that a user reads.
 
 use trellis_api::{Hold, HoldReason};
-use trellis_control::agent::machine::Stage;
+use trellis_control::node::machine::Stage;
 use trellis_node::volume::Fault;
 
 pub(super) fn gone(stage: &Stage) -> Hold {

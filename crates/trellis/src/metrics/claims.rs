@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use kube::ResourceExt;
 use trellis_api::{Bytes, Rung};
-use trellis_control::agent::machine::PoolMeasured;
 use trellis_control::claim::class::Class;
 use trellis_control::metrics::Counted;
+use trellis_control::node::machine::PoolMeasured;
 use trellis_control::usage::{Fill, InUse};
 use trellis_control::view::View;
 use trellis_control::world::{World, volume_name};

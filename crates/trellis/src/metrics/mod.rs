@@ -19,7 +19,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use trellis_api::kinds::Pool;
 use trellis_apiserver::EmbeddedApi;
-use trellis_control::agent::machine::Machine;
+use trellis_control::node::machine::Pools;
 use trellis_control::timely::Timely;
 use trellis_control::usage::{self, Gauge, MEASURE_TIME_MAX};
 use trellis_control::view::View;
@@ -98,7 +98,11 @@ impl Sources {
 
     /// Asks the targets of volumes with several copies.
     async fn ask_targets(&self, views: &[View]) -> Vec<Served> {
-        let is_served = |view: &&View| view.volume.as_ref().is_some_and(|it| it.spec.replicated);
+        let is_served = |view: &&View| {
+            view.volume
+                .as_ref()
+                .is_some_and(|it| it.spec.is_behind_target())
+        };
         let volumes = views.iter().filter(is_served).cloned();
         futures::stream::iter(volumes)
             .map(|view| async {

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use trellis_api::kinds::{Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull};
+use trellis_api::kinds::{CopiesWanted, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull};
 use trellis_api::{Bytes, HoldReason};
-use trellis_control::agent::machine::{CopiesWanted, ScrubWish};
+use trellis_control::node::machine::ScrubWish;
 use trellis_keeper::message::{receive, send};
 
 /// What a target starts with, and is told when it changes.

@@ -90,7 +90,7 @@ pub(crate) static ATTACHMENT: &[Column] = &[
         text(o, "/spec/claimName")
     }),
     NODE,
-    column("Path", 0, "Where it appears.", |o, _| text(o, "/spec/path")),
+    column("Path", 0, "Where it appears.", path),
     column("Size", 0, "Size that its consumer can rely on.", |o, _| {
         text(o, "/status/capacity")
     }),
@@ -106,6 +106,15 @@ pub(crate) static ATTACHMENT: &[Column] = &[
     }),
     REASON,
 ];
+
+fn path(attachment: &Value, _now: Timestamp) -> Value {
+    let consumers = attachment
+        .pointer("/spec/consumer")
+        .and_then(Value::as_object);
+    let mut consumers = consumers.into_iter().flat_map(|each| each.values());
+    let path = consumers.find_map(|each| each.get("path"));
+    path.cloned().unwrap_or_default()
+}
 
 fn claim(volume: &Value, _now: Timestamp) -> Value {
     json!(format!(

@@ -6,11 +6,11 @@ use kube::ResourceExt;
 use serde::Serialize;
 use trellis_api::kinds::{FilesystemKind, Pool, Replica};
 use trellis_api::{Bytes, Hold, HoldReason};
-use trellis_control::claim::plan::{LargerCopy, Promise, Rooms};
 use trellis_control::claim::provision;
-use trellis_control::claim::rooms::Pools;
 use trellis_control::ledger::Ledger;
+use trellis_control::plan::Promise;
 use trellis_control::view::View;
+use trellis_control::volume::rooms::{LargerCopy, Pools, Rooms};
 
 use crate::claim_view::reported;
 use crate::output::{Table, Tone, precise, precise_or_unknown};
@@ -167,13 +167,13 @@ fn uses(view: &View, to: Bytes) -> Vec<Layer> {
             .attachments
             .iter()
             .filter(|other| other.spec.node == node);
-        let read_only = here.clone().all(|other| other.spec.read_only);
+        let read_only = here.clone().all(|other| other.spec.consumer.read_only());
         for rung in rungs {
             let is_filesystem = rung.rung == trellis_api::Rung::Filesystem;
             let kept = read_only.then(|| {
                 let message = format!(
                     "It is mounted read-only at {} of node {node}.",
-                    each.spec.path
+                    each.spec.consumer.path()
                 );
                 Hold::new(HoldReason::ReadOnly, message)
             });
@@ -233,6 +233,7 @@ fn idle(view: &View, kind: FilesystemKind, to: Bytes) -> Layer {
 mod tests {
     use super::*;
     use crate::claim_view::samples;
+    use trellis_api::kinds::{AtPath, Consumer};
 
     fn judged(view: &View, pool: Bytes, to: u64) -> Forecast {
         let replicas: Vec<Replica> = view.replicas.iter().map(|each| (**each).clone()).collect();
@@ -280,7 +281,10 @@ mod tests {
     fn a_read_only_mount_would_be_held() {
         let mut view = samples::mounted(2, 2);
         for attachment in &mut view.attachments {
-            Arc::make_mut(attachment).spec.read_only = true;
+            Arc::make_mut(attachment).spec.consumer = Consumer::Mount(AtPath {
+                path: "/mnt/data".to_owned(),
+                read_only: true,
+            });
         }
         let forecast = judged(&view, Bytes::gib(10), 4);
         assert_eq!(

@@ -168,7 +168,7 @@ impl Copies {
             let key = &replica.spec.volume;
             let volume = volumes.iter().find(|each| each.name_any() == *key);
             let target = targets.iter().find(|each| each.spec.volume == *key);
-            let claim = volume.map(|volume| &volume.spec.claim);
+            let claim = volume.and_then(|volume| volume.spec.claim.as_ref());
             let found = claim.and_then(|claim| {
                 let is_it = |each: &&PersistentVolumeClaim| each.uid().as_ref() == Some(&claim.uid);
                 claims.iter().find(is_it)
@@ -181,7 +181,7 @@ impl Copies {
                     || format!("volume {key}"),
                     |claim| format!("claim {}/{}", claim.namespace, claim.name),
                 ),
-                is_movable: volume.is_none_or(|volume| volume.spec.replicated),
+                is_movable: volume.is_none_or(|volume| volume.spec.is_behind_target()),
                 leaves: replica.metadata.deletion_timestamp.is_some(),
                 repair_left: seen.iter().map(|each| each.repair_left).sum(),
                 held: found.and_then(hold_of),

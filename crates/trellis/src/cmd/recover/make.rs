@@ -12,7 +12,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use trellis_api::kinds::{
-    DATA_FINALIZER, FSTYPE_PARAMETER, PROVISIONER, Replica, VOLUME_FINALIZER, VOLUME_LABEL, Volume,
+    DATA_FINALIZER, FSTYPE_PARAMETER, PROVISIONER, Placement, Replica, VOLUME_FINALIZER,
+    VOLUME_LABEL, Volume,
 };
 
 use super::plan::{Found, Lost};
@@ -103,19 +104,19 @@ fn hours(seconds: u64) -> Option<String> {
 
 async fn make_volume(client: &Client, lost: &Lost) -> anyhow::Result<Volume> {
     let (about, size) = (&lost.about, lost.size());
-    let listed = |each: fn(&Found) -> &str| {
-        let all: Vec<&str> = lost.copies.iter().map(each).collect();
-        all.join(",")
-    };
+    let placement: Vec<Placement> = lost
+        .copies
+        .iter()
+        .map(|each| Placement {
+            pool: each.pool.clone(),
+            node: each.node.clone(),
+        })
+        .collect();
     let mut body = json!({
         "apiVersion": "trellis.dev/v1alpha1",
         "kind": "Volume",
         "metadata": {
             "name": lost.name,
-            "annotations": {
-                "trellis.dev/pool": listed(|each| &each.pool),
-                "trellis.dev/node": listed(|each| &each.node),
-            },
             "finalizers": [VOLUME_FINALIZER],
         },
         "spec": {
@@ -125,8 +126,11 @@ async fn make_volume(client: &Client, lost: &Lost) -> anyhow::Result<Volume> {
             "class": about.class,
             "replicas": about.replicas.max(1),
             "consistencyFactor": about.consistency_factor.max(1),
-            "replicated": about.replicated,
-            "via": about.via,
+            "placement": placement,
+            "pools": about.pools,
+            "accessModes": about.access_modes,
+            "mountOptions": about.mount_options,
+            "via": about.way(),
             "thick": about.thick,
             "filesystem": about.filesystem,
             "onlineGrowth": about.online_growth,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use trellis_api::{Hold, HoldReason};
-use trellis_control::agent::machine::ReplicaPlace;
+use trellis_control::node::machine::ReplicaPlace;
 use trellis_keeper::message::{Event, Request, Wanted};
 use trellis_keeper::paths::{ProcessPaths, RunDir, copy_name};
 use trellis_keeper::process::{last_words, living};

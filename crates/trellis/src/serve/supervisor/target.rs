@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use trellis_api::kinds::{ReplicaSeen, ReplicaState};
 use trellis_api::{Bytes, Hold, HoldReason};
-use trellis_control::agent::machine::{TargetFound, TargetPlace};
+use trellis_control::node::machine::{TargetFound, TargetPlace};
 use trellis_keeper::message::{Request as KeeperRequest, Wanted, send};
 use trellis_keeper::paths::{ProcessPaths, RunDir};
 use trellis_keeper::process::living;

@@ -24,7 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use trellis_api::kinds::Members;
 use trellis_api::{Bytes, HoldReason};
-use trellis_control::claim::members::who_counts;
+use trellis_control::volume::members::who_counts;
 use trellis_engine::coordinator::{Status, Takeover};
 use trellis_engine::drive::{Address, Ended, Volume, VolumeError, VolumeSettings};
 use trellis_engine::proto::{Config, Lineage, ReplicaId};

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{Timestamp, Unit};
-use trellis_api::kinds::{Members, ReplicaSeen, ReplicaState, WhenFull};
+use trellis_api::kinds::{CopiesWanted, Members, ReplicaSeen, ReplicaState, WhenFull};
 use trellis_api::{Bytes, HoldReason};
-use trellis_control::agent::machine::CopiesWanted;
 use trellis_engine::coordinator::{self, GrowthHeld, Status};
 use trellis_engine::drive::{self, VolumeError};
 use trellis_engine::proto::{Geometry, ReplicaId};

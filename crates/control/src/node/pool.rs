@@ -15,7 +15,7 @@ use trellis_api::kinds::{
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::reconcile::Agent;
-use crate::claim::plan::Note;
+use crate::plan::Note;
 use crate::queue::{Queue, Run};
 use crate::view::now;
 use crate::world::World;
@@ -86,7 +86,7 @@ async fn keep_others(agent: &Agent, gone: &str) {
     let paths: Vec<PathBuf> = kept.map(|pool| PathBuf::from(&pool.spec.path)).collect();
     let machine = agent.machine.clone();
     // On a thread of its own: closing a file may wait for its disk. A panic is logged where it happens.
-    let _ = tokio::task::spawn_blocking(move || machine.keep_pools(&paths)).await;
+    let _ = tokio::task::spawn_blocking(move || machine.pools.keep_pools(&paths)).await;
 }
 
 /// Who needs a pool: the copies on it, and those that were promised room there.
@@ -97,7 +97,7 @@ fn needed_by(world: &World, pool: &str) -> Vec<String> {
         .filter(|each| each.spec.pool == pool)
         .map(|each| {
             let volume = world.volumes.get("", &each.spec.volume);
-            let claim = volume.map(|volume| volume.spec.claim.clone());
+            let claim = volume.and_then(|volume| volume.spec.claim.clone());
             let claim = claim.map(|claim| format!(" (claim {}/{})", claim.namespace, claim.name));
             format!("{}{}", each.name_any(), claim.unwrap_or_default())
         })
@@ -174,13 +174,13 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> R
         let path = Path::new(&path);
         if id.is_none() {
             // A pool that was once accepted stays, because copies may be on it.
-            machine.judge_pool(path, &others)?;
+            machine.pools.judge_pool(path, &others)?;
         }
-        let measured = machine.measure_pool(path, id.as_deref())?;
+        let measured = machine.pools.measure_pool(path, id.as_deref())?;
         let unknown = unknown(&world, &name, measured.copies.clone());
         let listed = unknown.iter().take(UNKNOWN_COPIES_MAX);
         let listed: Vec<UnknownCopy> = listed
-            .map(|copy| machine.look_at_stranger(path, &measured.id, copy))
+            .map(|copy| machine.pools.look_at_stranger(path, &measured.id, copy))
             .collect();
         Ok::<_, Hold>((measured, listed, unknown.len()))
     };

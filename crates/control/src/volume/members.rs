@@ -8,9 +8,7 @@
 //! place of the leaving copy in one change of the view. There are never fewer full copies than before, and the view is
 //! never larger than what is asked for or what it was, even with five copies.
 
-use trellis_api::kinds::Members;
-
-use crate::agent::machine::CopiesWanted;
+use trellis_api::kinds::{CopiesWanted, Members};
 
 /// Which copies should count, given which do now and which were just seen to hold everything.
 ///

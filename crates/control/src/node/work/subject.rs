@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use trellis_api::kinds::RungStatus;
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
-use crate::agent::climb::{Climbable, Measured};
-use crate::agent::machine::{Machine, ReplicaFound, ReplicaPlace, Stage, StageFound};
+use crate::node::climb::{Climbable, Measured};
+use crate::node::machine::{Machine, ReplicaFound, ReplicaPlace, Stage, StageFound};
 
 /// The lower rungs of a volume: its copies, and what is served of them.
 pub(super) trait Lower {
@@ -20,7 +20,7 @@ pub(super) trait Lower {
 
 /// A single copy that is used in place.
 pub(super) struct Single<'a> {
-    pub(super) machine: &'a dyn Machine,
+    pub(super) machine: &'a Machine,
     pub(super) place: &'a ReplicaPlace,
     pub(super) found: RefCell<ReplicaFound>,
 }
@@ -32,18 +32,19 @@ impl Lower for Single<'_> {
     }
 
     fn measure_again(&self) -> Result<(), Hold> {
-        self.found.replace(self.machine.find_replica(self.place)?);
+        self.found
+            .replace(self.machine.copies.find_replica(self.place)?);
         Ok(())
     }
 
     fn raise(&self, to: Bytes) -> Result<(), Hold> {
-        self.machine.raise_replica(self.place, to)
+        self.machine.copies.raise_replica(self.place, to)
     }
 }
 
 /// The ladder of one volume on this node, with what was last measured of it.
 pub(super) struct Subject<'a> {
-    pub(super) machine: &'a dyn Machine,
+    pub(super) machine: &'a Machine,
     pub(super) lower: &'a dyn Lower,
     pub(super) stage: Option<&'a Stage>,
     pub(super) provided: RefCell<Option<StageFound>>,
@@ -92,7 +93,8 @@ impl Climbable for Subject<'_> {
     fn measure_again(&self, raised: Rung) -> Result<Vec<Measured>, Hold> {
         match self.stage {
             Some(stage) if raised > Rung::Volume => {
-                self.provided.replace(Some(self.machine.find_stage(stage)?));
+                self.provided
+                    .replace(Some(self.machine.consumers.find_stage(stage)?));
                 Ok(self.upper())
             }
             _ => {
@@ -116,7 +118,7 @@ impl Climbable for Subject<'_> {
                 );
                 Err(Hold::new(HoldReason::OnlineGrowthOff, message))
             }
-            (rung, Some(stage)) => self.machine.raise_stage(stage, rung, to),
+            (rung, Some(stage)) => self.machine.consumers.raise_stage(stage, rung, to),
             (_, None) => Ok(()),
         }
     }

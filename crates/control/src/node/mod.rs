@@ -1,9 +1,10 @@
-//! The node agent: brings this node's replicas and attachments to the state that the stored objects ask for, climbs the
+//! The node room: brings this node's replicas and attachments to the state that the stored objects ask for, climbs the
 //! ladder, and reports what it measured.
 
 pub mod machine;
 
 mod climb;
+mod finisher;
 pub(crate) mod job;
 mod pool;
 pub(crate) mod reconcile;
@@ -11,7 +12,10 @@ pub(crate) mod report;
 mod returns;
 pub(crate) mod work;
 
-pub use job::Node;
+pub use finisher::{Finisher, NoClaims};
+pub use job::{Job, Node, UseJob};
 pub use pool::run as run_pools;
 pub use reconcile::{Agent, Complaints, Ladders, run};
+pub use report::copies_behind;
 pub use returns::run as run_returns;
+pub use work::Outcome;

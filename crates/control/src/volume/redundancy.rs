@@ -105,7 +105,7 @@ pub fn behind_sentence(view: &View, seen: &[ReplicaSeen], size: Bytes) -> String
 /// What is wrong if a replicated volume has fewer whole copies than are asked for. `how` describes one copy.
 pub fn lacking(view: &View, volume: &Volume, how: &dyn Fn(&CopySeen) -> String) -> Option<Hold> {
     let status = view.target.as_ref()?.status.as_ref()?;
-    if !volume.spec.replicated || status.members.is_none() {
+    if !volume.spec.is_behind_target() || status.members.is_none() {
         return None;
     }
     let faults = faults(view);

@@ -6,14 +6,14 @@
 //! are never too few.
 
 use kube::{Resource, ResourceExt};
-use trellis_api::kinds::{Members, Replica, ReplicaState, Volume};
+use serde_json::json;
+use trellis_api::kinds::{CopiesWanted, Members, Placement, Replica, ReplicaState, Volume};
 use trellis_api::{Hold, HoldReason};
 
-use super::class::Class;
-use super::plan::{NewCopy, PlaceOfCopy, Plan, Promise, Rooms};
-use super::provision::{make_replica, replica_name, was_served};
+use super::parts::{make_replica, replica_name, was_served};
 use super::recovery::{self, is_given_up};
-use crate::agent::machine::CopiesWanted;
+use super::rooms::{NewCopy, Rooms};
+use crate::plan::{Plan, Promise};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
@@ -64,7 +64,7 @@ pub fn to_begin_with(view: &View, wanted: &CopiesWanted) -> Members {
 
 /// The next step towards the number of copies that is asked for; none if it is reached. A hold says why it cannot be.
 pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<Plan>, Hold> {
-    if !volume.spec.replicated {
+    if !volume.spec.is_behind_target() {
         return single(volume);
     }
     if !was_served(volume) {
@@ -90,6 +90,18 @@ pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<
         return Ok(dispensable(view).map(let_go));
     }
     Ok(None)
+}
+
+/// Tells the target which copies are asked for, if that has changed.
+pub(super) fn tell_target(view: &View, volume: &Volume) -> Option<Plan> {
+    let target = view.target.as_ref()?;
+    let wanted = wanted(view, volume);
+    let place = Place::named(Object::Target, target.name_any());
+    let body = json!({ "spec": { "copies": wanted } });
+    (target.spec.copies != wanted).then(|| Plan {
+        writes: vec![Write::Patch(place, body)],
+        ..Plan::default()
+    })
 }
 
 /// A copy goes as soon as it can be spared.
@@ -128,17 +140,15 @@ fn add(
     let (Some(owner), Some(name)) = (owner, name) else {
         return Ok(Plan::default());
     };
-    let class = view.class.as_deref().map(Class::read).transpose()?;
-    let pools = class.map(|class| class.pools).unwrap_or_default();
-    let place = |replica: &std::sync::Arc<Replica>| PlaceOfCopy {
+    let place = |replica: &std::sync::Arc<Replica>| Placement {
         pool: replica.spec.pool.clone(),
         node: replica.spec.node.clone(),
     };
     let goes =
         |replica: &Replica| going.is_some_and(|going| going.name_any() == replica.name_any());
-    let beside: Vec<PlaceOfCopy> = view.replicas.iter().map(place).collect();
+    let beside: Vec<Placement> = view.replicas.iter().map(place).collect();
     let staying = staying(view).filter(|each| !goes(each));
-    let apart_from: Vec<PlaceOfCopy> = staying.map(place).collect();
+    let apart_from: Vec<Placement> = staying.map(place).collect();
     let size = volume.spec.capacity;
     let copy = NewCopy {
         replica: &name,
@@ -149,7 +159,7 @@ fn add(
         apart_from: &apart_from,
         planned: &[],
     };
-    let place = rooms.place(&pools, copy)?;
+    let place = rooms.place(&volume.spec.pools, copy)?;
     let promise = Promise {
         replica: name.clone(),
         pool: place.pool.clone(),
@@ -183,7 +193,7 @@ fn dispensable(view: &View) -> Option<&Replica> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim::plan::LargerCopy;
+    use crate::volume::rooms::LargerCopy;
     use serde_json::json;
     use std::sync::Arc;
 
@@ -193,8 +203,8 @@ mod tests {
     const DRAINED: &str = "drained";
 
     impl Rooms for Anywhere {
-        fn place(&self, _: &[String], copy: NewCopy<'_>) -> Result<PlaceOfCopy, Hold> {
-            Ok(PlaceOfCopy {
+        fn place(&self, _: &[String], copy: NewCopy<'_>) -> Result<Placement, Hold> {
+            Ok(Placement {
                 pool: format!("p{}", copy.beside.len()),
                 node: "n".to_owned(),
             })
@@ -215,7 +225,7 @@ mod tests {
             "metadata": { "name": "v", "uid": "u" },
             "spec": {
                 "capacity": "1Gi", "class": "c", "replicas": replicas, "consistencyFactor": factor,
-                "replicated": true, "claim": { "namespace": "d", "name": "c", "uid": "x" },
+                "via": "fuse", "claim": { "namespace": "d", "name": "c", "uid": "x" },
             },
             "status": { "capacity": "1Gi" },
         }))

@@ -38,7 +38,7 @@ pub async fn run(agent: Arc<Agent>) {
         // On a thread of its own: a disk that does not answer blocks this look and no other work.
         let look = move || {
             let looked = held.into_iter().map(|copy| {
-                let is_there = machine.is_there(&copy.data);
+                let is_there = machine.copies.is_there(&copy.data);
                 (copy, is_there)
             });
             looked.collect::<Vec<_>>()
@@ -62,7 +62,7 @@ pub async fn run(agent: Arc<Agent>) {
             agent.world.pool_queue.push(&copy.pool);
             agent.world.passes.push(&copy.volume);
             let machine = agent.machine.clone();
-            tokio::task::spawn_blocking(move || machine.serve_again(&copy.volume));
+            tokio::task::spawn_blocking(move || machine.copies.serve_again(&copy.volume));
         }
     }
 }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kube::ResourceExt;
-use trellis_api::kinds::{Attachment, AttachmentPhase, Pool, Replica, RungStatus, Target};
+use trellis_api::kinds::{
+    Attachment, AttachmentPhase, Consumer, Pool, Replica, RungStatus, Target,
+};
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
@@ -178,7 +180,11 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
             .volume
             .as_ref()
             .and_then(|volume| volume.spec.filesystem),
-        mount_options: mount_options(view),
+        mount_options: view
+            .volume
+            .as_ref()
+            .map(|volume| volume.spec.mount_options.clone())
+            .unwrap_or_default(),
         read_only: !uses.is_empty() && uses.iter().all(|each| each.usage.read_only),
         online_growth: node.online_growth
             && view
@@ -213,14 +219,6 @@ fn goal(view: &View, replica: Option<&ReplicaJob>) -> Bytes {
     replica.map_or(wanted, |each| wanted.min(each.object.spec.capacity))
 }
 
-/// The mount options of the persistent volume. They came from the class, but may have been changed since.
-fn mount_options(view: &View) -> Vec<String> {
-    let persistent = view.persistent_volume.as_ref();
-    let spec = persistent.and_then(|volume| volume.spec.as_ref());
-    spec.and_then(|spec| spec.mount_options.clone())
-        .unwrap_or_default()
-}
-
 /// The oldest use comes first: a claim for a single use goes to it.
 fn ordered(mut uses: Vec<&Arc<Attachment>>) -> Vec<&Arc<Attachment>> {
     uses.sort_by_key(|each| (each.creation_timestamp(), each.name_any()));
@@ -229,15 +227,15 @@ fn ordered(mut uses: Vec<&Arc<Attachment>>) -> Vec<&Arc<Attachment>> {
 
 fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> UseJob {
     let modes = view
-        .claim
+        .volume
         .as_ref()
-        .and_then(|claim| claim.spec.as_ref()?.access_modes.clone())
+        .map(|volume| volume.spec.access_modes.clone())
         .unwrap_or_default();
     let allows = |mode: &str| modes.iter().any(|each| each == mode);
     let only_reads = !modes.is_empty() && modes.iter().all(|mode| mode == "ReadOnlyMany");
     let usage = Use {
-        path: PathBuf::from(&object.spec.path),
-        read_only: object.spec.read_only || only_reads,
+        path: PathBuf::from(object.spec.consumer.path()),
+        read_only: object.spec.consumer.read_only() || only_reads,
         established: object.status.as_ref().is_some_and(|status| {
             status.phase == AttachmentPhase::Attached
                 && status.boot_id.as_deref() == Some(node.boot_id.as_str())
@@ -257,6 +255,8 @@ fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> 
     let hold = if !bound && !attached {
         let message = format!("Claim {:?} is not bound.", object.spec.claim_name);
         Some(Hold::new(HoldReason::ClaimNotBound, message))
+    } else if let Some(hold) = unfit(view, object) {
+        Some(hold)
     } else if allows("ReadWriteOncePod") && index > 0 {
         let message = format!(
             "Claim {:?} allows a single use (ReadWriteOncePod).",
@@ -273,6 +273,24 @@ fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> 
     }
 }
 
+/// Why the volume cannot be used in the way that is asked for: only one with a filesystem can be mounted, and only one
+/// without can be a device.
+fn unfit(view: &View, object: &Attachment) -> Option<Hold> {
+    let volume = view.volume.as_ref()?;
+    let is_for_filesystem = matches!(object.spec.consumer, Consumer::Mount(_));
+    let (asked, has) = match (is_for_filesystem, volume.spec.filesystem) {
+        (true, None) => ("a mount", "no filesystem".to_owned()),
+        (false, Some(kind)) => ("a device", kind.name().to_owned()),
+        _ => return None,
+    };
+    let message = format!(
+        "Attachment {:?} asks for {asked}, and volume {} has {has}.",
+        object.name_any(),
+        view.key
+    );
+    Some(Hold::new(HoldReason::ConsumerUnfit, message))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,8 +300,8 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
     use trellis_api::kinds::{
-        AttachmentSpec, AttachmentStatus, ClaimRef, PoolSpec, ReplicaSpec, ReplicaStatus, Volume,
-        VolumeSpec,
+        AtPath, AttachmentSpec, AttachmentStatus, ClaimRef, PoolSpec, ReplicaSpec, ReplicaStatus,
+        Volume, VolumeSpec,
     };
 
     const NODE: &str = "n";
@@ -309,8 +327,10 @@ mod tests {
         let spec = AttachmentSpec {
             claim_name: "c".to_owned(),
             node: node.to_owned(),
-            path: format!("/{name}"),
-            read_only: false,
+            consumer: Consumer::Mount(AtPath {
+                path: format!("/{name}"),
+                read_only: false,
+            }),
         };
         let mut attachment = Attachment::new(name, spec);
         attachment.metadata.creation_timestamp = Some(time(second));
@@ -340,26 +360,29 @@ mod tests {
         replica
     }
 
-    fn volume(goal: u64) -> Arc<Volume> {
+    fn volume(goal: u64, mode: &str) -> Arc<Volume> {
         let spec = VolumeSpec {
             capacity: Bytes::gib(goal),
-            claim: ClaimRef {
+            claim: Some(ClaimRef {
                 namespace: String::new(),
                 name: "c".to_owned(),
                 uid: String::new(),
-            },
+            }),
+            placement: Vec::new(),
+            pools: Vec::new(),
+            access_modes: vec![mode.to_owned()],
+            mount_options: Vec::new(),
             volume_id: String::new(),
             released_by: None,
             class: "s".to_owned(),
             replicas: 1,
             consistency_factor: 1,
-            replicated: false,
             via: None,
             thick: false,
             checksums: true,
             scrub_interval_seconds: 0,
             scrub_requested: None,
-            filesystem: None,
+            filesystem: Some(trellis_api::kinds::FilesystemKind::Xfs),
             online_growth: true,
             when_below_quorum: trellis_api::kinds::WhenBelowQuorum::Wait,
             when_full: trellis_api::kinds::WhenFull::Wait,
@@ -375,7 +398,7 @@ mod tests {
         View {
             key: "v".to_owned(),
             claim: Some(claim(mode, phase)),
-            volume: Some(volume(2)),
+            volume: Some(volume(2, mode)),
             replicas: vec![Arc::new(replica(2, Some(1)))],
             attachments: attachments.into_iter().map(Arc::new).collect(),
             ..View::default()
@@ -542,7 +565,7 @@ mod tests {
     #[test]
     fn the_goal_is_the_volumes_as_far_as_it_is_reserved() {
         let mut view = view("ReadWriteOnce", "Bound", Vec::new());
-        view.volume = Some(volume(3));
+        view.volume = Some(volume(3, "ReadWriteOnce"));
         assert_eq!(job_of(&view).goal, Bytes::gib(2));
         view.replicas = vec![Arc::new(replica(4, Some(1)))];
         assert_eq!(job_of(&view).goal, Bytes::gib(3));

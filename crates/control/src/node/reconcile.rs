@@ -10,11 +10,12 @@ use trellis_api::kinds::{ATTACHMENT_FINALIZER, AttachmentPhase, RungStatus};
 use trellis_api::step::{self, Step};
 use trellis_api::{Observed, Rung};
 
+use super::finisher::Finisher;
 use super::job::{Fate, Job, Node, UseJob, job};
 use super::machine::Machine;
-use super::report::{claim_write, early_writes, replica_writes, rot_note, use_writes};
+use super::report::{early_writes, replica_writes, rot_note, use_writes};
 use super::work::{Outcome, work};
-use crate::claim::plan::Note;
+use crate::plan::Note;
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::view::{View, now};
@@ -33,13 +34,15 @@ pub struct Agent {
     /// The store.
     pub client: Client,
     /// The machine.
-    pub machine: Arc<dyn Machine>,
+    pub machine: Machine,
     /// Where events go.
     pub recorder: Recorder,
     /// The last ladder of each volume.
     pub ladders: Ladders,
     /// What was logged about each copy last.
     pub complaints: Complaints,
+    /// Who is told that a claim has its size.
+    pub finisher: Arc<dyn Finisher>,
 }
 
 /// What was last logged about each copy. Every pass looks at a disk that is gone, and that must not fill the log.
@@ -145,7 +148,7 @@ impl Agent {
         let describe = move || {
             for copy in job.copies().filter(|copy| !copy.fate.is_end()) {
                 let replica = &copy.place.name;
-                match machine.describe_replica(&copy.place) {
+                match machine.copies.describe_replica(&copy.place) {
                     Ok(()) => complaints.forget(replica),
                     Err(hold) if complaints.is_new(replica, &hold.message) => {
                         tracing::warn!(replica, "a copy cannot describe itself: {}", hold.message);
@@ -169,7 +172,7 @@ impl Agent {
                 // An early report is a courtesy; what does not fit is reported at the end anyway.
                 let _ = sender.try_send(ladder.to_vec());
             };
-            work(machine.as_ref(), &blocking_job, &early)
+            work(&machine, &blocking_job, &early)
         });
         let patience = tokio::time::sleep(TELL_AFTER);
         tokio::pin!(patience);
@@ -200,7 +203,7 @@ impl Agent {
         let now = now();
         let replica = replica_writes(view, job, outcome, &now);
         let uses = use_writes(view, job, outcome, &self.node.boot_id, &now);
-        let claim = claim_write(view, job, outcome, &now);
+        let claim = self.finisher.finish(view, job, outcome, &now);
         let step = match (&claim, uses.is_empty(), replica.is_empty()) {
             (Some(_), _, _) if reached(job, outcome) => Some(Step::ClaimFinished),
             (_, false, _) if outcome.stage.is_some() => Some(Step::AttachmentReported),

@@ -9,13 +9,13 @@ use kube::ResourceExt;
 use trellis_api::about::About;
 use trellis_api::kinds::{Pool, Replica};
 
-use super::{Fate, Node, ReplicaJob, ReplicatedJob, TargetJob, mount_options};
-use crate::agent::machine::{ReplicaPlace, ScrubWish, TargetPlace};
-use crate::claim::copies::{staying, to_begin_with, wanted};
-use crate::claim::provision::{reservations, was_served};
-use crate::claim::recovery::is_recovered;
+use super::{Fate, Node, ReplicaJob, ReplicatedJob, TargetJob};
 use crate::disks;
+use crate::node::machine::{ReplicaPlace, ScrubWish, TargetPlace};
 use crate::view::View;
+use crate::volume::copies::{staying, to_begin_with};
+use crate::volume::parts::{reservations, was_served};
+use crate::volume::recovery::is_recovered;
 
 /// Copies that are being deleted and whose pools are no longer known.
 pub(super) fn adrift(
@@ -39,8 +39,6 @@ pub(super) fn replicated_job(
     adrift: Vec<Arc<Replica>>,
     pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
 ) -> ReplicatedJob {
-    let wanted = view.volume.as_ref().map(|volume| wanted(view, volume));
-    let wanted = wanted.unwrap_or_default();
     let target = view.target.as_ref().zip(view.volume.as_ref());
     let target = target.filter(|(target, _)| target.spec.node == node.name);
     let addresses = view.replicas.iter().filter_map(|each| {
@@ -53,8 +51,8 @@ pub(super) fn replicated_job(
             place: TargetPlace {
                 volume: view.key.clone(),
                 volume_id: volume.identity(),
-                members: to_begin_with(view, &wanted),
-                wanted,
+                members: to_begin_with(view, &target.spec.copies),
+                wanted: target.spec.copies.clone(),
                 is_recovered: is_recovered(view, volume),
                 recovery: volume.spec.recovery.clone(),
                 fails_after: volume.spec.fails_after(),
@@ -142,21 +140,22 @@ fn was_measured(view: &View, object: &Replica) -> bool {
 fn about(view: &View, replica: &Replica) -> Option<About> {
     let volume = view.volume.as_ref()?;
     let spec = &volume.spec;
-    let claim = view.claim.as_ref().and_then(|claim| claim.spec.as_ref());
+    let claim = spec.claim.as_ref();
     Some(About {
         volume: view.key.clone(),
         volume_id: volume.identity(),
         replica_id: replica.identity(),
-        namespace: spec.claim.namespace.clone(),
-        claim: spec.claim.name.clone(),
-        access_modes: claim
-            .and_then(|claim| claim.access_modes.clone())
+        namespace: claim
+            .map(|claim| claim.namespace.clone())
             .unwrap_or_default(),
+        claim: claim.map(|claim| claim.name.clone()).unwrap_or_default(),
+        access_modes: spec.access_modes.clone(),
+        pools: spec.pools.clone(),
         class: spec.class.clone(),
         size: spec.capacity,
         filesystem: spec.filesystem.map(|kind| kind.name().to_owned()),
         formatted: view.is_formatted(),
-        replicated: spec.replicated,
+        replicated: spec.is_behind_target(),
         replicas: spec.replicas,
         consistency_factor: spec.consistency_factor,
         via: spec.via.map(|via| via.name().to_owned()),
@@ -168,10 +167,6 @@ fn about(view: &View, replica: &Replica) -> Option<About> {
         patience_seconds: spec.patience_seconds,
         checksums: Some(spec.checksums),
         scrub_interval_seconds: Some(spec.scrub_interval_seconds),
-        mount_options: match (&view.persistent_volume, &view.class) {
-            // It is being made, and will get them from the class.
-            (None, Some(class)) => class.mount_options.clone().unwrap_or_default(),
-            _ => mount_options(view),
-        },
+        mount_options: spec.mount_options.clone(),
     })
 }

@@ -10,13 +10,13 @@ use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::subject::{Lower, Subject};
 use super::{Outcome, dispose, look_inside, provide, refuse_all};
-use crate::agent::climb::climb;
-use crate::agent::job::{Fate, Job, ReplicaJob, ReplicatedJob};
-use crate::agent::machine::{CopyFound, Machine, Stage, TargetFound, TargetPlace};
+use crate::node::climb::climb;
+use crate::node::job::{Fate, Job, ReplicaJob, ReplicatedJob};
+use crate::node::machine::{CopyFound, Machine, Stage, TargetFound, TargetPlace};
 
 /// Does what the job says about copies, target and uses.
 pub(super) fn work(
-    machine: &dyn Machine,
+    machine: &Machine,
     job: &Job,
     replicated: &ReplicatedJob,
     early: &dyn Fn(&[RungStatus]),
@@ -42,10 +42,12 @@ pub(super) fn work(
     let is_new = !target.object.status.as_ref().is_some_and(was_served);
     // A volume begins with all of its copies, so that none of them has to be repaired at once.
     let copies = target.first_copies.max(place.members.replicas.len());
-    let found = if is_new && place.addresses.len() < copies {
+    let is_complete =
+        place.addresses.len() >= copies && place.members.replicas.len() >= target.first_copies;
+    let found = if is_new && !is_complete {
         Err(incomplete(&place, copies))
     } else {
-        machine.serve_target(&place)
+        machine.copies.serve_target(&place)
     };
     match found {
         Ok(found) => {
@@ -65,7 +67,7 @@ pub(super) fn work(
 
 /// Copies that are to go and that no longer count, as the target has just said. What is stored about it may be
 /// outdated, and bytes that are gone do not come back.
-fn let_go(machine: &dyn Machine, replicated: &ReplicatedJob, outcome: &mut Outcome) {
+fn let_go(machine: &Machine, replicated: &ReplicatedJob, outcome: &mut Outcome) {
     let Some(Ok(found)) = &outcome.target else {
         return;
     };
@@ -84,9 +86,10 @@ fn let_go(machine: &dyn Machine, replicated: &ReplicatedJob, outcome: &mut Outco
     }
 }
 
-fn remove_copy(machine: &dyn Machine, copy: &ReplicaJob, outcome: &mut Outcome) {
+fn remove_copy(machine: &Machine, copy: &ReplicaJob, outcome: &mut Outcome) {
     let name = copy.object.name_any();
     let gone = machine
+        .copies
         .retire_copy(&copy.place)
         .and_then(|()| dispose(machine, copy));
     match gone {
@@ -99,12 +102,7 @@ fn remove_copy(machine: &dyn Machine, copy: &ReplicaJob, outcome: &mut Outcome) 
 }
 
 /// Copies whose volume is gone.
-fn remove_copies(
-    machine: &dyn Machine,
-    job: &Job,
-    replicated: &ReplicatedJob,
-    outcome: &mut Outcome,
-) {
+fn remove_copies(machine: &Machine, job: &Job, replicated: &ReplicatedJob, outcome: &mut Outcome) {
     let in_use = !job.uses.is_empty() || !outcome.lingering.is_empty();
     if in_use {
         let message = "The copies of the volume are still in use.".to_owned();
@@ -126,29 +124,29 @@ fn remove_copies(
     }
 }
 
-fn end_target(machine: &dyn Machine, job: &Job) -> Result<(), Hold> {
+fn end_target(machine: &Machine, job: &Job) -> Result<(), Hold> {
     let Some(stage) = &job.staging else {
         return Ok(());
     };
-    let backing = machine.target_backing(&stage.volume);
-    machine.unstage(&Stage {
+    let backing = machine.copies.target_backing(&stage.volume);
+    machine.consumers.unstage(&Stage {
         backing,
         ..stage.clone()
     })?;
-    machine.retire_target(&stage.volume)
+    machine.copies.retire_target(&stage.volume)
 }
 
 fn serve_copy(
-    machine: &dyn Machine,
+    machine: &Machine,
     job: &Job,
     copy: &ReplicaJob,
     outcome: &mut Outcome,
 ) -> Result<CopyFound, Hold> {
     if copy.fate == Fate::Make {
         outcome.pool_changed = true;
-        machine.make_replica(&copy.place, job.goal)?;
+        machine.copies.make_replica(&copy.place, job.goal)?;
     }
-    machine.serve_copy(&copy.place)
+    machine.copies.serve_copy(&copy.place)
 }
 
 /// The target, with the addresses that were just found instead of the reported ones.
@@ -190,7 +188,7 @@ fn not_here(job: &Job) -> Hold {
 }
 
 fn use_and_climb(
-    machine: &dyn Machine,
+    machine: &Machine,
     job: &Job,
     replicated: &ReplicatedJob,
     place: &TargetPlace,
@@ -250,7 +248,7 @@ fn unavailable(place: &TargetPlace, found: &TargetFound) -> Hold {
 
 /// Several copies behind a target.
 struct Several<'a> {
-    machine: &'a dyn Machine,
+    machine: &'a Machine,
     place: &'a TargetPlace,
     found: RefCell<TargetFound>,
 }
@@ -262,11 +260,12 @@ impl Lower for Several<'_> {
     }
 
     fn measure_again(&self) -> Result<(), Hold> {
-        self.found.replace(self.machine.serve_target(self.place)?);
+        self.found
+            .replace(self.machine.copies.serve_target(self.place)?);
         Ok(())
     }
 
     fn raise(&self, to: Bytes) -> Result<(), Hold> {
-        self.machine.raise_target(self.place, to)
+        self.machine.copies.raise_target(self.place, to)
     }
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use trellis_api::kinds::{GROWTH_RECORDS_MAX, RecoveryRecord, Replica, Volume};
 use trellis_api::step::Step;
 
-use super::plan::{Note, Plan, claim_place};
+use crate::plan::{Note, Plan, claim_place};
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
@@ -46,7 +46,7 @@ pub(super) fn give_up(view: &View) -> Option<Plan> {
 }
 
 /// Records a finished recovery, once.
-pub(super) fn record(
+pub fn record(
     view: &View,
     claim: &PersistentVolumeClaim,
     volume: &Volume,

@@ -78,7 +78,7 @@ impl Outcome {
 }
 
 /// Does the work of `job`. `early` gets the ladder after every raise.
-pub fn work(machine: &dyn Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> Outcome {
+pub fn work(machine: &Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> Outcome {
     let mut outcome = Outcome::default();
     end_uses(machine, job, &mut outcome);
     if let Some(replicated) = &job.replicated {
@@ -93,9 +93,9 @@ pub fn work(machine: &dyn Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> 
         Fate::Remove | Fate::Forget => return remove(machine, job, replica, outcome),
         Fate::Make => {
             outcome.pool_changed = true;
-            machine.make_replica(&replica.place, job.goal)
+            machine.copies.make_replica(&replica.place, job.goal)
         }
-        Fate::Find | Fate::Leave => machine.find_replica(&replica.place),
+        Fate::Find | Fate::Leave => machine.copies.find_replica(&replica.place),
     };
     match found {
         Ok(found) => use_and_climb(machine, job, replica, found, early, &mut outcome),
@@ -118,11 +118,11 @@ fn without_replica(job: &Job) -> Hold {
 }
 
 /// Where the bytes are, according to earlier reports: enough to find mounts and devices again.
-fn known_stage(machine: &dyn Machine, job: &Job) -> Option<Stage> {
+fn known_stage(machine: &Machine, job: &Job) -> Option<Stage> {
     if job.replicated.is_some() {
         let stage = job.staging.clone()?;
         return Some(Stage {
-            backing: machine.target_backing(&stage.volume),
+            backing: machine.copies.target_backing(&stage.volume),
             ..stage
         });
     }
@@ -134,7 +134,7 @@ fn known_stage(machine: &dyn Machine, job: &Job) -> Option<Stage> {
     })
 }
 
-fn end_uses(machine: &dyn Machine, job: &Job, outcome: &mut Outcome) {
+fn end_uses(machine: &Machine, job: &Job, outcome: &mut Outcome) {
     let Some(stage) = known_stage(machine, job) else {
         for ending in &job.endings {
             let attached = ending
@@ -158,13 +158,13 @@ fn end_uses(machine: &dyn Machine, job: &Job, outcome: &mut Outcome) {
         return;
     };
     for ending in &job.endings {
-        match machine.unpublish(&stage, &ending.usage) {
+        match machine.consumers.unpublish(&stage, &ending.usage) {
             Ok(()) => outcome.ended.push(ending.object.clone()),
             Err(hold) => outcome.lingering.push((ending.object.clone(), hold)),
         }
     }
     let last = job.uses.is_empty() && outcome.lingering.is_empty() && !outcome.ended.is_empty();
-    if last && let Err(hold) = machine.unstage(&stage) {
+    if last && let Err(hold) = machine.consumers.unstage(&stage) {
         let ended = std::mem::take(&mut outcome.ended);
         outcome
             .lingering
@@ -173,13 +173,13 @@ fn end_uses(machine: &dyn Machine, job: &Job, outcome: &mut Outcome) {
 }
 
 /// A replica goes only when nothing uses it. Its bytes go only if it is certain that they may.
-fn remove(machine: &dyn Machine, job: &Job, replica: &ReplicaJob, mut outcome: Outcome) -> Outcome {
+fn remove(machine: &Machine, job: &Job, replica: &ReplicaJob, mut outcome: Outcome) -> Outcome {
     if !job.uses.is_empty() || !outcome.lingering.is_empty() {
         let message = format!("Replica {} is still in use.", replica.place.name);
         outcome.uses = refuse_all(job, &Hold::new(HoldReason::InUse, message));
         return outcome;
     }
-    match known_stage(machine, job).map_or(Ok(()), |stage| machine.unstage(&stage)) {
+    match known_stage(machine, job).map_or(Ok(()), |stage| machine.consumers.unstage(&stage)) {
         Ok(()) => match dispose(machine, replica) {
             Ok(()) => {
                 outcome.removed = true;
@@ -193,9 +193,9 @@ fn remove(machine: &dyn Machine, job: &Job, replica: &ReplicaJob, mut outcome: O
 }
 
 /// Removes the bytes of a copy, or leaves them where they are and only drops the object.
-fn dispose(machine: &dyn Machine, replica: &ReplicaJob) -> Result<(), Hold> {
+fn dispose(machine: &Machine, replica: &ReplicaJob) -> Result<(), Hold> {
     if replica.fate != Fate::Forget {
-        return machine.remove_replica(&replica.place);
+        return machine.copies.remove_replica(&replica.place);
     }
     tracing::warn!(
         replica = replica.place.name,
@@ -217,7 +217,7 @@ fn refuse_all(job: &Job, hold: &Hold) -> Vec<(UseJob, Option<Hold>)> {
 }
 
 fn use_and_climb(
-    machine: &dyn Machine,
+    machine: &Machine,
     job: &Job,
     replica: &ReplicaJob,
     found: ReplicaFound,
@@ -261,7 +261,7 @@ fn use_and_climb(
 
 /// Looks at the bytes of a volume that is not in use, and grows the filesystem in them.
 fn look_inside(
-    machine: &dyn Machine,
+    machine: &Machine,
     job: &Job,
     data: &Path,
     known: Option<Content>,
@@ -281,7 +281,7 @@ fn look_inside(
 /// Brings the volume into use for the uses that nothing forbids. None if there are no such uses, or if it cannot be
 /// done.
 fn provide(
-    machine: &dyn Machine,
+    machine: &Machine,
     job: &Job,
     stage: &Stage,
     outcome: &mut Outcome,
@@ -300,7 +300,7 @@ fn provide(
             .collect();
         return None;
     }
-    match machine.provide(stage, &allowed) {
+    match machine.consumers.provide(stage, &allowed) {
         Ok(provided) => {
             let mut refused = provided.refused.into_iter();
             let mut hold = |each: &UseJob| match &each.hold {
@@ -323,7 +323,7 @@ fn provide(
 
 /// Looks at the bytes of an idle volume, unless nothing can have changed since the last look.
 fn idle_content(
-    machine: &dyn Machine,
+    machine: &Machine,
     job: &Job,
     data: &Path,
     known: Option<Content>,
@@ -339,18 +339,21 @@ fn idle_content(
     if same {
         known
     } else {
-        machine.content(data, size)
+        machine.consumers.content(data, size)
     }
 }
 
 /// Grows a filesystem that nobody uses. Returns what it is then, or what it is and why it did not grow.
-fn grow_idle(machine: &dyn Machine, job: &Job, data: &Path, content: Content) -> Content {
+fn grow_idle(machine: &Machine, job: &Job, data: &Path, content: Content) -> Content {
     let wanted = job.staging.as_ref().and_then(|stage| stage.filesystem);
     let Some(kind) = wanted.filter(|kind| content.kind == kind.name() && !content.full) else {
         return content;
     };
-    match machine.grow_idle(data, kind) {
-        Ok(()) => machine.content(data, content.of).unwrap_or(content),
+    match machine.consumers.grow_idle(data, kind) {
+        Ok(()) => machine
+            .consumers
+            .content(data, content.of)
+            .unwrap_or(content),
         Err(hold) => Content {
             hold: Some(hold),
             ..content

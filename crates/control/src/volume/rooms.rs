@@ -3,12 +3,60 @@
 use std::sync::Arc;
 
 use kube::ResourceExt;
-use trellis_api::kinds::Pool;
+use trellis_api::kinds::{Placement, Pool};
 use trellis_api::{Bytes, Hold, HoldReason};
 
-use super::plan::{LargerCopy, NewCopy, PlaceOfCopy, Promise, Rooms};
 use crate::disks;
 use crate::ledger::Open;
+use crate::plan::Promise;
+
+/// A copy that needs a place.
+#[derive(Clone, Copy, Debug)]
+pub struct NewCopy<'a> {
+    /// The name that its replica will have.
+    pub replica: &'a str,
+    /// Its size.
+    pub size: Bytes,
+    /// Whether every byte is allocated at once.
+    pub thick: bool,
+    /// Whether it may be on a filesystem that has another copy of the volume.
+    pub allow_shared_disk: bool,
+    /// Where the other copies are: no pool has two.
+    pub beside: &'a [Placement],
+    /// Where the copies that stay are: no filesystem has two, unless that is allowed.
+    pub apart_from: &'a [Placement],
+    /// What the same plan promises to other copies, which the ledger does not know yet.
+    pub planned: &'a [Promise],
+}
+
+/// A copy that should grow where it is.
+#[derive(Clone, Copy, Debug)]
+pub struct LargerCopy<'a> {
+    /// Its replica.
+    pub replica: &'a str,
+    /// Its pool.
+    pub pool: &'a str,
+    /// The size that it has.
+    pub from: Bytes,
+    /// The total size that it should have.
+    pub to: Bytes,
+    /// Whether every byte is allocated at once.
+    pub thick: bool,
+    /// What the same plan promises to other copies, which the ledger does not know yet.
+    pub planned: &'a [Promise],
+}
+
+/// Where there is room. Implemented by the pools under the ledger's lock, and by tests.
+pub trait Rooms {
+    /// A pool among `names` (any, if empty) with room for a new copy, and its node. A replica that was already promised
+    /// room keeps its pool. A pool with another copy of the volume is never taken, and one on a filesystem with another
+    /// copy only if that is allowed. Pools on nodes without a copy are preferred.
+    fn place(&self, names: &[String], copy: NewCopy<'_>) -> Result<Placement, Hold>;
+    /// Whether copies on this pool are to move away.
+    fn is_drained(&self, pool: &str) -> bool;
+    /// Whether a copy can have its new size on its pool.
+    fn room(&self, copy: LargerCopy<'_>) -> Result<(), Hold>;
+}
 
 /// The pools, with the ledger locked for the time of one decision.
 pub struct Pools<'a> {
@@ -62,10 +110,9 @@ impl Pools<'_> {
     }
 
     /// The first pool of `beside` that is on the filesystem of `pool`.
-    fn on_disk_of<'a>(&self, pool: &Pool, beside: &'a [PlaceOfCopy]) -> Option<&'a str> {
+    fn on_disk_of<'a>(&self, pool: &Pool, beside: &'a [Placement]) -> Option<&'a str> {
         let sharing = disks::sharing(&self.pools, pool);
-        let shares =
-            |other: &&PlaceOfCopy| sharing.iter().any(|each| each.name_any() == other.pool);
+        let shares = |other: &&Placement| sharing.iter().any(|each| each.name_any() == other.pool);
         beside.iter().find(shares).map(|other| other.pool.as_str())
     }
 
@@ -121,7 +168,7 @@ impl Pools<'_> {
 }
 
 impl Rooms for Pools<'_> {
-    fn place(&self, names: &[String], copy: NewCopy<'_>) -> Result<PlaceOfCopy, Hold> {
+    fn place(&self, names: &[String], copy: NewCopy<'_>) -> Result<Placement, Hold> {
         let NewCopy {
             replica, beside, ..
         } = copy;
@@ -164,7 +211,7 @@ impl Rooms for Pools<'_> {
             }
         }
         if let Some((_, pool)) = best {
-            return Ok(PlaceOfCopy {
+            return Ok(Placement {
                 pool: pool.name_any(),
                 node: pool.spec.node.clone(),
             });
@@ -189,7 +236,7 @@ impl Rooms for Pools<'_> {
 }
 
 /// Why no pool was eligible at all.
-fn nowhere(names: &[String], beside: &[PlaceOfCopy], shared: Option<(String, &str)>) -> Hold {
+fn nowhere(names: &[String], beside: &[Placement], shared: Option<(String, &str)>) -> Hold {
     if let Some((pool, other)) = shared {
         let message = format!(
             "Pool {pool:?} is on the same filesystem as pool {other:?}, which has a copy of the volume, and no pool on \
@@ -255,7 +302,7 @@ mod tests {
         Arc::new(serde_json::from_value(pool).expect("a pool"))
     }
 
-    fn copy<'a>(replica: &'a str, gib: u64, beside: &'a [PlaceOfCopy]) -> NewCopy<'a> {
+    fn copy<'a>(replica: &'a str, gib: u64, beside: &'a [Placement]) -> NewCopy<'a> {
         NewCopy {
             replica,
             size: Bytes::gib(gib),
@@ -408,7 +455,7 @@ mod tests {
             ],
             ledger: &open,
         };
-        let mut placed: Vec<PlaceOfCopy> = Vec::new();
+        let mut placed: Vec<Placement> = Vec::new();
         for expected in ["a", "c", "b"] {
             let name = format!("r-{}", placed.len());
             let place = rooms.place(&[], copy(&name, 2, &placed));
@@ -468,7 +515,7 @@ mod tests {
     fn two_copies_are_on_one_filesystem_only_where_that_is_allowed() {
         let ledger = Ledger::default();
         let open = ledger.open();
-        let there = [PlaceOfCopy {
+        let there = [Placement {
             pool: "a".to_owned(),
             node: "n".to_owned(),
         }];

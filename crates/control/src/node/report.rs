@@ -3,7 +3,6 @@
 mod replicated;
 mod resizing;
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -12,20 +11,24 @@ use trellis_api::kinds::{
     ATTACHMENT_FINALIZER, AttachmentPhase, AttachmentStatus, DATA_FINALIZER, Replica, ReplicaPhase,
     ReplicaStatus, RungStatus, TargetStatus,
 };
-use trellis_api::{Bytes, Hold, HoldReason, Next, Observed, Rung, next_step};
+use trellis_api::{Bytes, Hold, Rung};
 
 use self::resizing::Asked;
 use super::job::{Job, UseJob};
 use super::machine::Stage;
 use super::work::Outcome;
-use crate::claim::plan::{Note, claim_place};
-use crate::claim::{provision, status};
+use crate::plan::Note;
 use crate::view::View;
 use crate::write::{Object, Place, Write};
 
 /// What to tell a claim about copies that have rotted.
 pub fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
     replicated::rot_note(view, outcome)
+}
+
+/// Which copies have not reached a size, in a sentence that follows another one; nothing if all have.
+pub fn copies_behind(view: &View, outcome: &Outcome, size: Bytes) -> String {
+    replicated::behind(view, outcome, size)
 }
 
 /// The replica's and the target's status, as far as the ladder is known.
@@ -329,100 +332,6 @@ fn lost(each: &UseJob, old: &AttachmentStatus, hold: &Hold, now: &MicroTime) -> 
     let namespace = each.object.namespace().unwrap_or_default();
     let place = Place::within(Object::Attachment, namespace, each.object.name_any());
     status_write(place, old, &new)
-}
-
-/// The claim's status when all its rungs on this node are as they should be, or one is held. As with the kubelet, the
-/// node that sees the consumer's size reports it.
-pub fn claim_write(
-    view: &View,
-    job: &Job,
-    outcome: &Outcome,
-    now: &MicroTime,
-) -> Option<(Write, Note)> {
-    let claim = view.claim.as_ref()?;
-    if outcome.stage.is_none() {
-        return lost_claim(view, job, outcome, now);
-    }
-    let wanted = provision::goal(status::requested(claim)?).ok()?;
-    let bound = claim.status.as_ref()?.phase.as_deref() == Some("Bound");
-    if wanted > job.goal || !bound {
-        return None;
-    }
-    let observed: Vec<Observed> = outcome.ladder.iter().map(Observed::from).collect();
-    let (body, note) = match next_step(&observed, job.goal) {
-        Next::Reached => {
-            let device = outcome
-                .ladder
-                .iter()
-                .find(|each| each.rung == Rung::Device)?
-                .size;
-            let message = format!("MountVolume.NodeExpandVolume succeeded: {device}");
-            let message = message + &replicated::behind(view, outcome, job.goal);
-            (
-                status::finished(claim, device),
-                Note::normal(claim, "FileSystemResizeSuccessful", message),
-            )
-        }
-        Next::Held { rung, .. } => {
-            let hold = outcome
-                .ladder
-                .iter()
-                .find(|each| each.rung == rung)?
-                .hold
-                .clone()?;
-            // A growth that waits for somebody to mount or unmount is pending; it is not an error of the node.
-            let waits = matches!(
-                hold.reason,
-                HoldReason::ReadOnly | HoldReason::OnlineGrowthOff
-            );
-            if waits {
-                let message = format!("{} {}", hold.message, hold.reason.action());
-                let note = Note::normal(claim, "FileSystemResizeRequired", message);
-                (
-                    status::filesystem_pending(claim, job.goal, &hold, now),
-                    note,
-                )
-            } else {
-                let note = Note::held(claim, "FileSystemResizeFailed", &hold);
-                (status::node_held(claim, job.goal, &hold, now), note)
-            }
-        }
-        Next::Raise { .. } => return None,
-    };
-    let grown = status::reported(claim) != Some(job.goal) || status::progress(claim).is_some();
-    let held = matches!(next_step(&observed, job.goal), Next::Held { .. });
-    if (!grown && !held) || !status::changes(claim, &body) {
-        return None;
-    }
-    Some((for_this_claim(claim, body), note))
-}
-
-/// A use that was there is gone or broken, and a growth waits for it.
-fn lost_claim(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Option<(Write, Note)> {
-    let claim = view.claim.as_ref()?;
-    let lost = |(each, hold): &(UseJob, Option<Hold>)| {
-        let hold = hold.as_ref().filter(|_| each.hold.is_none());
-        hold.filter(|_| each.usage.established).cloned()
-    };
-    let hold = outcome.uses.iter().find_map(lost)?;
-    if provision::goal(status::requested(claim)?).ok()? > job.goal {
-        // The planner reports on the present request.
-        return None;
-    }
-    let body = status::node_held(claim, job.goal, &hold, now);
-    let waits = status::reported(claim).is_some_and(|size| size < job.goal);
-    if !waits || !status::changes(claim, &body) {
-        return None;
-    }
-    let note = Note::held(claim, "FileSystemResizeFailed", &hold);
-    Some((for_this_claim(claim, body), note))
-}
-
-/// A change of the claim's status that is not bound to a version, because the planner reports on the claim too and
-/// neither waits for the other. It is meant for this claim, and not for a later one of the same name.
-fn for_this_claim(claim: &PersistentVolumeClaim, mut body: Value) -> Write {
-    body["metadata"] = json!({ "uid": claim.uid() });
-    Write::PatchStatus(claim_place(claim), body)
 }
 
 fn without_finalizer(place: Place, finalizers: &[String], done: &str) -> Write {

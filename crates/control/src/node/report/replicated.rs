@@ -10,12 +10,12 @@ use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
 use super::resizing::Asked;
 use super::{lower_conditions, refused, status_write, without_finalizer};
-use crate::agent::job::{Job, ReplicaJob, ReplicatedJob, TargetJob};
-use crate::agent::machine::{CopyFound, TargetFound};
-use crate::agent::work::Outcome;
-use crate::claim::plan::{Note, claim_place};
-use crate::claim::redundancy;
+use crate::node::job::{Job, ReplicaJob, ReplicatedJob, TargetJob};
+use crate::node::machine::{CopyFound, TargetFound};
+use crate::node::work::Outcome;
+use crate::plan::{Note, claim_place};
 use crate::view::View;
+use crate::volume::redundancy;
 use crate::write::{Object, Place, Write};
 
 /// The statuses of the copies on this node and of the target, if it runs here.

@@ -15,7 +15,7 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -509,7 +509,8 @@ fn search(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Option<LoopDe
     SEARCHES.fetch_add(1, Ordering::Relaxed);
     let mut candidates = configured()?;
     let mounts = mountinfo::read().unwrap_or_default();
-    candidates.retain(|(_, backing)| backing == hint || !lies_elsewhere(&mounts, backing, device));
+    let mounts = MountsByPlace::of(&mounts);
+    candidates.retain(|(_, backing)| backing == hint || !mounts.is_elsewhere(backing, device));
     candidates.sort_by_key(|(_, backing)| backing != hint);
     for (path, backing) in candidates {
         let found = match status_of(&path) {
@@ -533,20 +534,28 @@ fn search(device: DeviceNumber, inode: u64, hint: &Path) -> Result<Option<LoopDe
 /// Filesystems whose files are kept by a process or another machine. To ask for a file there may wait for ever.
 const KEPT_ELSEWHERE: [&str; 7] = ["fuse", "nfs", "cifs", "smb3", "9p", "ceph", "virtiofs"];
 
-/// Whether a file lies on such a filesystem, and not on the one with that number. The kernel asks the filesystem for the
-/// file's identity, and waits for one whose server is frozen: somebody else's dead device would keep all volumes. What
-/// the mounts say is read without touching any of them.
-fn lies_elsewhere(mounts: &[Mount], file: &Path, device: DeviceNumber) -> bool {
-    let around = mounts
-        .iter()
-        .filter(|mount| file.starts_with(&mount.mount_point));
-    // The later one of two at the same place covers the earlier one.
-    let nearest = around.max_by_key(|mount| mount.mount_point.as_os_str().len());
-    nearest.is_some_and(|mount| {
-        let kind = mount.fs_type.as_str();
-        let is_kept = KEPT_ELSEWHERE.iter().any(|name| kind.starts_with(name));
-        is_kept && kind != "fuseblk" && mount.device != device
-    })
+/// The mounts of this namespace by their places. The later one of two at the same place covers the earlier one.
+struct MountsByPlace<'a>(HashMap<&'a Path, &'a Mount>);
+
+impl<'a> MountsByPlace<'a> {
+    fn of(mounts: &'a [Mount]) -> MountsByPlace<'a> {
+        let by_place = |mount: &'a Mount| (mount.mount_point.as_path(), mount);
+        MountsByPlace(mounts.iter().map(by_place).collect())
+    }
+
+    /// Whether a file lies on a filesystem that somebody else keeps, and not on the one with that number. The kernel
+    /// asks the filesystem for the file's identity, and waits for one whose server is frozen: somebody else's dead
+    /// device would hold up all volumes. What the mounts say is read without touching any of them.
+    ///
+    /// A search asks this of every device of the machine, so it looks only at the directories above the file.
+    fn is_elsewhere(&self, file: &Path, device: DeviceNumber) -> bool {
+        let nearest = file.ancestors().find_map(|place| self.0.get(place));
+        nearest.is_some_and(|mount| {
+            let kind = mount.fs_type.as_str();
+            let is_kept = KEPT_ELSEWHERE.iter().any(|name| kind.starts_with(name));
+            is_kept && kind != "fuseblk" && mount.device != device
+        })
+    }
 }
 
 /// Whether a loop device can carry that file, as far as it can be told without asking for its own.
@@ -556,7 +565,7 @@ fn may_carry(path: &Path, file: &Path, device: DeviceNumber) -> bool {
     };
     backing == file || {
         let mounts = mountinfo::read().unwrap_or_default();
-        !lies_elsewhere(&mounts, &backing, device)
+        !MountsByPlace::of(&mounts).is_elsewhere(&backing, device)
     }
 }
 

@@ -49,6 +49,14 @@ steps! {
     CopyPromiseKept = "copy-promise-kept",
     /// In the process of a copy: a length is durable in its superblock, and the flush behind it is not answered.
     CopyLengthKept = "copy-length-kept",
+    /// In the keeper: what shall run is written, under another name.
+    KeeperFileWritten = "keeper-file-written",
+    /// In the keeper: it has its name, and whoever asked for it has no answer yet.
+    KeeperFileInPlace = "keeper-file-in-place",
+    /// In the keeper: all that it holds stays open for the program that is about to replace it.
+    KeeperHandsOver = "keeper-hands-over",
+    /// In the keeper: the new program has taken everything over, and has answered nobody yet.
+    KeeperReplaced = "keeper-replaced",
     /// Several copies: the process of a copy runs.
     CopyServed = "copy-served",
     /// Several copies: the target runs, and its file is there.
@@ -166,6 +174,17 @@ impl Step {
         matches!(
             self,
             Step::CopyMemoryMade | Step::CopyPromiseKept | Step::CopyLengthKept
+        )
+    }
+
+    /// Whether the step is taken in the process of the keeper, and not in the service.
+    pub const fn is_of_the_keeper(self) -> bool {
+        matches!(
+            self,
+            Step::KeeperFileWritten
+                | Step::KeeperFileInPlace
+                | Step::KeeperHandsOver
+                | Step::KeeperReplaced
         )
     }
 

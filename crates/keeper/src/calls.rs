@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::handover::{CallsHanded, distance, moment};
+
 /// How often a target is called.
 const CALL_EVERY: Duration = Duration::from_secs(2);
 /// How long an answer may take before the target is called silent. Together with [`CALL_EVERY`] that is less than five
@@ -40,6 +42,25 @@ impl Calls {
             called: None,
             next: now + CALL_EVERY,
             silent: false,
+        }
+    }
+
+    /// As they are told to the program that replaces this one.
+    pub fn hand_over(&self, volume: &str, now: Instant) -> CallsHanded {
+        CallsHanded {
+            volume: volume.to_owned(),
+            called: self.called.map(|at| distance(at, now)),
+            next: distance(self.next, now),
+            silent: self.silent,
+        }
+    }
+
+    /// As the program before this one has told them.
+    pub fn go_on(handed: &CallsHanded, now: Instant) -> Calls {
+        Calls {
+            called: handed.called.map(|away| moment(away, now)),
+            next: moment(handed.next, now),
+            silent: handed.silent,
         }
     }
 

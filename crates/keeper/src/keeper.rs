@@ -1,6 +1,9 @@
 //! The keeper's only thread: it waits for a request, the end of a process or a due time, and acts on it.
 
+mod replacing;
+
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -9,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use trellis_node::sys::descriptors;
 
 use crate::calls::{Calls, Due, SILENCE_TIME_MAX};
 use crate::error::Error;
@@ -16,7 +20,10 @@ use crate::message::{Answer, Event, Request, receive, send};
 use crate::paths::{ProcessPaths, RunDir};
 use crate::process::Life;
 use crate::processes::Processes;
+use crate::trial::Trial;
 use crate::wanted::WantedFile;
+
+pub use replacing::{can_read, go_on};
 
 /// How many connections there may be: the service has two, and every target one.
 const PEERS_MAX: usize = 16 << 10;
@@ -38,6 +45,10 @@ pub struct Settings {
     pub directory: PathBuf,
     /// Where the volumes have their run directories.
     pub run: PathBuf,
+    /// The arguments with which another program goes on as this keeper ([`go_on`]).
+    pub to_go_on: Vec<OsString>,
+    /// The arguments with which it says whether it can ([`can_read`]).
+    pub to_try: Vec<OsString>,
 }
 
 /// What is held of a volume.
@@ -56,6 +67,9 @@ struct Peer {
 }
 
 struct Keeper {
+    settings: Settings,
+    /// Held as long as the process lives.
+    life: Life,
     listener: OwnedFd,
     peers: BTreeMap<u64, Peer>,
     peers_ever: u64,
@@ -65,6 +79,10 @@ struct Keeper {
     silence_max: Duration,
     /// Since when there is nothing to do at all.
     idle_since: Option<Instant>,
+    /// The program that this keeper is asked to become.
+    trial: Option<Trial>,
+    /// Why it did not become the last one.
+    not_replaced: Option<String>,
 }
 
 /// What has happened.
@@ -72,39 +90,24 @@ enum Happened {
     Somebody,
     Peer(u64),
     Ended((String, String)),
+    Tried,
 }
 
 /// Keeps until there is nothing to keep and nobody asks any more.
-pub fn run(settings: &Settings) -> Result<(), Error> {
+pub fn run(settings: Settings) -> Result<(), Error> {
     // So that no terminal and no service manager of whoever started this takes it for its own.
     if let Err(errno) = rustix::process::setsid() {
         tracing::debug!(%errno, "the keeper has no session of its own");
     }
-    let paths = RunDir::at(settings.directory.clone()).process("keeper");
-    let used = |path: &PathBuf| {
-        let path = path.clone();
-        move |source: io::Error| Error::Path { path, source }
-    };
-    let life = Life::begin(&paths.lock).map_err(used(&paths.lock))?;
-    let Some(_life) = life else {
-        let directory = settings.directory.clone();
-        return Err(Error::AlreadyRuns { directory });
-    };
-    let file = WantedFile::of(&settings.directory);
-    let mut keeper = Keeper {
-        processes: Processes::open(settings.run.clone(), file, Instant::now()),
-        listener: listen(&paths).map_err(used(&paths.socket))?,
-        peers: BTreeMap::new(),
-        peers_ever: 0,
-        held: BTreeMap::new(),
-        silence_max: SILENCE_TIME_MAX,
-        idle_since: None,
-    };
-    while keeper.has_work(Instant::now()) {
-        keeper.turn().map_err(Error::Wait)?;
+    keep_from_children();
+    Keeper::begin(settings)?.keep()
+}
+
+/// Passes nothing on that whoever started this has left open: the keeper's children outlive them by far.
+fn keep_from_children() {
+    if let Err(error) = descriptors::keep_from_children() {
+        tracing::warn!(%error, "open descriptors may be passed on to the processes of volumes");
     }
-    let _ = std::fs::remove_file(&paths.socket);
-    Ok(())
 }
 
 /// Listens before the socket gets its name, so a client that sees the socket can connect.
@@ -123,6 +126,51 @@ fn listen(paths: &ProcessPaths) -> io::Result<OwnedFd> {
 }
 
 impl Keeper {
+    /// A keeper that knows what shall run, and holds nothing yet.
+    fn begin(settings: Settings) -> Result<Keeper, Error> {
+        let paths = RunDir::at(settings.directory.clone()).process("keeper");
+        let used = |path: &PathBuf| {
+            let path = path.clone();
+            move |source: io::Error| Error::Path { path, source }
+        };
+        let life = Life::begin(&paths.lock).map_err(used(&paths.lock))?;
+        let Some(life) = life else {
+            let directory = settings.directory.clone();
+            return Err(Error::AlreadyRuns { directory });
+        };
+        let file = WantedFile::of(&settings.directory);
+        let processes = Processes::open(settings.run.clone(), file, Instant::now());
+        let listener = listen(&paths).map_err(used(&paths.socket))?;
+        Ok(Keeper::new(settings, life, listener, processes))
+    }
+
+    fn new(settings: Settings, life: Life, listener: OwnedFd, processes: Processes) -> Keeper {
+        Keeper {
+            settings,
+            life,
+            listener,
+            peers: BTreeMap::new(),
+            peers_ever: 0,
+            held: BTreeMap::new(),
+            processes,
+            silence_max: SILENCE_TIME_MAX,
+            idle_since: None,
+            trial: None,
+            not_replaced: None,
+        }
+    }
+
+    fn keep(mut self) -> Result<(), Error> {
+        // The name of the file would be a number after a replacement.
+        let _ = rustix::thread::set_name(c"trellis-keeper");
+        while self.has_work(Instant::now()) {
+            self.turn().map_err(Error::Wait)?;
+        }
+        let paths = RunDir::at(self.settings.directory.clone()).process("keeper");
+        let _ = std::fs::remove_file(&paths.socket);
+        Ok(())
+    }
+
     /// Whether the keeper should go on. An idle keeper stays for a moment, because the service may be about to come
     /// back.
     fn has_work(&mut self, now: Instant) -> bool {
@@ -140,6 +188,7 @@ impl Keeper {
         let events = self.processes.attend(Instant::now());
         self.tell(&events);
         self.call_targets(Instant::now());
+        self.limit_trial(Instant::now());
         let (before, limit) = (Instant::now(), self.time_to_sleep(Instant::now()));
         let happened = self.wait(limit)?;
         let late = limit.map_or(Duration::ZERO, |limit| {
@@ -158,6 +207,7 @@ impl Keeper {
                     let event = self.processes.ended(&process, Instant::now());
                     self.tell(event.as_slice());
                 }
+                Happened::Tried => self.tried(),
             }
         }
         Ok(())
@@ -204,6 +254,10 @@ impl Keeper {
             polled.push(PollFd::new(pidfd, PollFlags::IN));
             what.push(Happened::Ended((*key).clone()));
         }
+        if let Some(trial) = &self.trial {
+            polled.push(PollFd::new(trial, PollFlags::IN));
+            what.push(Happened::Tried);
+        }
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         match poll(&mut polled, limit.as_ref()) {
             Ok(_) => {}
@@ -223,7 +277,9 @@ impl Keeper {
         let serving = self.peers.values().filter_map(|peer| peer.serves.as_ref());
         let calls = serving.map(|(_, calls)| calls.deadline(self.silence_max));
         let processes = self.processes.next_deadline();
-        let next = ends.into_iter().chain(processes).chain(calls).min();
+        let trial = self.trial.as_ref().and_then(Trial::deadline);
+        let known = ends.into_iter().chain(processes).chain(trial);
+        let next = known.chain(calls).min();
         next.map(|at| at.saturating_duration_since(now))
     }
 
@@ -311,6 +367,11 @@ impl Keeper {
             }
             Request::Here => {
                 self.heard(number, now);
+                return Ok(());
+            }
+            Request::Build => self.runs(),
+            Request::Replace { program } => {
+                self.try_program(number, program, descriptors, now);
                 return Ok(());
             }
             Request::Watch { silence_ms_max } => {

@@ -1,7 +1,8 @@
 //! A client's connection to the keeper.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,9 +10,12 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::message::{Answer, Event, Request, receive, send};
+use crate::trial;
 
 /// How long the keeper may take for an answer. It does nothing that takes time.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long a replacement may take: the trial of the program, and its start.
+const REPLACEMENT_TIME_MAX: Duration = trial::TIME_MAX.saturating_mul(2);
 
 /// A connection. Each side learns from its end that the other has gone.
 #[derive(Debug)]
@@ -48,6 +52,16 @@ impl Link {
             Some(answer) => Ok(answer),
             None => Err(io::ErrorKind::UnexpectedEof.into()),
         }
+    }
+
+    /// Makes the keeper become the program in this open file, which was found at `path`. Returns when it has.
+    pub fn replace(&self, program: &File, path: &Path) -> io::Result<()> {
+        let limit = Some(REPLACEMENT_TIME_MAX);
+        sockopt::set_socket_timeout(&self.socket, Timeout::Recv, limit)?;
+        let request = Request::Replace {
+            program: path.to_owned(),
+        };
+        self.ask_with(&request, &[program.as_fd()]).map(drop)
     }
 
     /// Answers a call.

@@ -4,9 +4,12 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use trellis_node::sys::fdpass;
+
+use crate::build::Build;
 
 /// The longest message.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -53,6 +56,19 @@ pub enum Request {
         /// How long a target may be silent before it is killed, from now on.
         silence_ms_max: u64,
     },
+    /// Which build it runs.
+    Build,
+    /// To become the program that comes with the message, with all that it holds. The answer comes when that is done,
+    /// from the new program, or when it is clear that it cannot be.
+    ///
+    /// The program comes as an open file and not as a path. A path says little: when a package was upgraded, the one
+    /// of the keeper's own program leads to another file or to none (`/proc/self/exe` ends in ` (deleted)`), and the
+    /// service may be in another mount namespace. Whoever asks has the file at hand, because it runs it. What was tried
+    /// is then also what is executed. And the keeper does not follow a path that might lead through a volume.
+    Replace {
+        /// Where the program was found, for people.
+        program: PathBuf,
+    },
     /// Nothing: a target answers that it was called. This has no answer itself.
     Here,
 }
@@ -70,6 +86,13 @@ pub enum Answer {
     },
     /// Nothing is held.
     Nothing,
+    /// The build that it runs.
+    Runs {
+        /// The build.
+        build: Build,
+        /// Why it was not replaced when it was last asked to be.
+        not_replaced: Option<String>,
+    },
     /// It cannot be done.
     Refused {
         /// Why.

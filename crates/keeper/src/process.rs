@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, pidfd_open, pidfd_send_signal,
+    waitid,
+};
 
 use crate::paths::ProcessPaths;
 
@@ -28,9 +31,9 @@ const LOOK_TIME_MAX: Duration = Duration::from_millis(100);
 /// How long a process may take to go that was killed. One that waits in the kernel goes when it gets through.
 const KILL_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The lock that a process holds as long as it lives.
+/// The lock that a process holds as long as it lives, whatever program it runs.
 pub struct Life {
-    _lock: File,
+    lock: File,
 }
 
 impl Life {
@@ -51,7 +54,20 @@ impl Life {
         }
         lock.set_len(0)?;
         lock.write_all(std::process::id().to_string().as_bytes())?;
-        Ok(Some(Life { _lock: lock }))
+        Ok(Some(Life { lock }))
+    }
+
+    /// The lock that the program before this one has taken for this process.
+    pub fn go_on(lock: OwnedFd) -> std::io::Result<Life> {
+        // Nothing to do if it is held, as it should be. If it is not, it is now, or another process has it.
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Life { lock: lock.into() })
+    }
+}
+
+impl AsFd for Life {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 }
 
@@ -148,6 +164,22 @@ pub fn has_ended(pidfd: impl AsFd, limit: Duration) -> std::io::Result<bool> {
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
+    }
+}
+
+/// Lets go of a child that has ended, and says how it did. It is known by its descriptor alone, so that a program that
+/// was not the one to start it can do this.
+pub fn reap(pidfd: impl AsFd) -> std::io::Result<Option<WaitIdStatus>> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    Ok(waitid(WaitId::PidFd(pidfd.as_fd()), options)?)
+}
+
+/// How a child ended, in words.
+pub fn told(status: &WaitIdStatus) -> String {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "nobody knows how".to_owned(),
     }
 }
 

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::handover::{Passed, ProcessHanded, distance, moment};
 use crate::message::{Event, Wanted};
 use crate::paths::{ProcessPaths, RunDir};
-use crate::process::{self, living};
+use crate::process::{self, living, reap};
 use crate::wanted::WantedFile;
 
 /// A process that ends sooner than this after its start is restarted after a pause.
@@ -49,8 +49,8 @@ struct Entry {
 struct Running {
     /// Readable when the process has ended.
     pidfd: OwnedFd,
-    /// The process, if it is our child and must be reaped when it has ended.
-    child: Option<Child>,
+    /// It is a child of this process, and must be reaped when it has ended.
+    is_child: bool,
 }
 
 impl Entry {
@@ -80,7 +80,8 @@ impl Entry {
         if living(&self.paths.lock)? != Some(pid) {
             return Ok(false);
         }
-        self.running = Some(Running { pidfd, child: None });
+        let is_child = false;
+        self.running = Some(Running { pidfd, is_child });
         Ok(true)
     }
 
@@ -98,10 +99,8 @@ impl Entry {
         let pid = rustix::process::Pid::from_child(&child);
         // It is a child: until it is waited for, its number is its own.
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        self.running = Some(Running {
-            pidfd,
-            child: Some(child),
-        });
+        let is_child = true;
+        self.running = Some(Running { pidfd, is_child });
         Ok(())
     }
 
@@ -139,6 +138,54 @@ impl Processes {
             entry.due = Some(now);
         }
         processes
+    }
+
+    /// The processes as the program before this one has told them. `take` finds a descriptor by its number.
+    pub fn go_on(
+        run: PathBuf,
+        file: WantedFile,
+        handed: Vec<ProcessHanded>,
+        take: &mut impl FnMut(RawFd) -> io::Result<OwnedFd>,
+        now: Instant,
+    ) -> io::Result<Processes> {
+        let mut processes = Processes {
+            run,
+            file,
+            entries: BTreeMap::new(),
+        };
+        for each in handed {
+            let pidfd = each.pidfd.map(&mut *take).transpose()?;
+            let is_child = each.is_child;
+            let entry = processes.entry(&each.volume, &each.name);
+            entry.running = pidfd.map(|pidfd| Running { pidfd, is_child });
+            entry.wanted = each.wanted;
+            entry.started = each.started.map(|away| moment(away, now));
+            entry.pause = Duration::from_millis(each.pause_ms).clamp(PAUSE_MIN, PAUSE_MAX);
+            entry.due = each.due.map(|away| moment(away, now));
+            entry.kill_at = each.kill_at.map(|away| moment(away, now));
+        }
+        Ok(processes)
+    }
+
+    /// The processes as they are told to the program that replaces this one.
+    pub fn hand_over<'a>(&'a self, passed: &mut Passed<'a>, now: Instant) -> Vec<ProcessHanded> {
+        let away = |at: Option<Instant>| at.map(|at| distance(at, now));
+        let mut handed = Vec::new();
+        for ((volume, name), entry) in &self.entries {
+            let running = entry.running.as_ref();
+            handed.push(ProcessHanded {
+                volume: volume.clone(),
+                name: name.clone(),
+                wanted: entry.wanted.clone(),
+                pidfd: running.map(|running| passed.add(running.pidfd.as_fd())),
+                is_child: running.is_some_and(|running| running.is_child),
+                started: away(entry.started),
+                pause_ms: u64::try_from(entry.pause.as_millis()).unwrap_or(u64::MAX),
+                due: away(entry.due),
+                kill_at: away(entry.kill_at),
+            });
+        }
+        handed
     }
 
     fn entry(&mut self, volume: &str, name: &str) -> &mut Entry {
@@ -254,11 +301,11 @@ impl Processes {
     pub fn ended(&mut self, key: &Key, now: Instant) -> Option<Event> {
         let entry = self.entries.get_mut(key)?;
         let running = entry.running.take()?;
-        if let Some(mut child) = running.child {
-            // It has ended, so this does not wait.
-            match child.wait() {
+        if running.is_child {
+            match reap(&running.pidfd) {
                 Ok(status) => {
-                    tracing::info!(volume = key.0, name = key.1, %status, "a process has ended")
+                    let how = status.as_ref().map(process::told).unwrap_or_default();
+                    tracing::info!(volume = key.0, name = key.1, how, "a process has ended")
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a process that has ended cannot be let go of")

@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use trellis_api::step::{Step, reached};
 
 use crate::message::Wanted;
 
@@ -65,7 +66,10 @@ impl WantedFile {
         };
         let new = self.path.with_extension("new");
         std::fs::write(&new, serde_json::to_vec(&content)?)?;
-        std::fs::rename(&new, &self.path)
+        reached(Step::KeeperFileWritten);
+        std::fs::rename(&new, &self.path)?;
+        reached(Step::KeeperFileInPlace);
+        Ok(())
     }
 }
 

@@ -18,9 +18,12 @@ pub const STOP_VARIABLE: &str = "TRELLIS_STOP_AT";
 /// down to the copies, through the keeper.
 pub const COPY_VARIABLE: &str = "TRELLIS_COPY_CRASH_AT";
 
+/// The same for the keeper.
+pub const KEEPER_VARIABLE: &str = "TRELLIS_KEEPER_CRASH_AT";
+
 static FATAL: OnceLock<(Step, Signal)> = OnceLock::new();
 static LEFT: AtomicU32 = AtomicU32::new(0);
-/// Made before a copy's process dies, so that its successor lives.
+/// Made before the process of a copy or the keeper dies, so that its successor lives.
 static MARK: OnceLock<PathBuf> = OnceLock::new();
 
 /// Installs the hook if the environment asks for it. A step that does not exist is said on standard
@@ -47,13 +50,24 @@ pub fn arm() {
 
 /// Installs the hook in the process of a copy if the environment asks for it and the copy has not died of it yet.
 pub fn arm_copy(copy: &Path) {
-    let Ok(text) = std::env::var(COPY_VARIABLE) else {
+    arm_once(COPY_VARIABLE, copy);
+}
+
+/// Installs the hook in the keeper if the environment asks for it and no keeper has died of it yet.
+pub fn arm_keeper() {
+    arm_once(KEEPER_VARIABLE, Path::new("keeper"));
+}
+
+/// Installs the hook if this variable asks for it and there is no mark of the process with the name at the end of
+/// `named`.
+fn arm_once(variable: &str, named: &Path) {
+    let Ok(text) = std::env::var(variable) else {
         return;
     };
     let asked = text.split_once(':');
     let asked = asked.and_then(|(step, marks)| Some((Step::from_name(step)?, Path::new(marks))));
-    let (Some((fatal, marks)), Some(name)) = (asked, copy.file_name()) else {
-        crate::output::say(&format!("trellis: {COPY_VARIABLE}={text:?} names no step"));
+    let (Some((fatal, marks)), Some(name)) = (asked, named.file_name()) else {
+        crate::output::say(&format!("trellis: {variable}={text:?} names no step"));
         std::process::exit(2);
     };
     let mark = marks.join(name);

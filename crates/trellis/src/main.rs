@@ -19,6 +19,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tokio::runtime::Builder;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::cli::{Cli, Verb};
 use crate::exit::Ended;
@@ -78,13 +80,17 @@ fn logs(cli: &Cli) {
         (_, _) => "debug",
     };
     let filter = std::env::var("RUST_LOG").unwrap_or_else(|_| level.to_owned());
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+    let logs = tracing_subscriber::fmt()
         .with_writer(|| LogWriter)
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+        .with_target(false);
+    // The keeper must be small, and the filter's patterns are not. It knows levels alone.
+    if let Verb::Keeper(_) = &cli.verb {
+        let level = filter.parse().unwrap_or(LevelFilter::WARN);
+        return logs.with_max_level(level).init();
+    }
+    logs.with_env_filter(EnvFilter::new(filter)).init();
 }
 
 /// Standard error, where output that cannot be written is dropped: a full disk below a log must not end a service.

@@ -43,6 +43,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     // show every volume.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     allow_many_files();
+    keep_descriptors();
     let data = prepare(&global.data)?;
     // The store comes first: a second service on the same directory fails at it.
     let api = open_store(&data).await?;
@@ -330,6 +331,14 @@ fn allow_many_files() {
     };
     if let Err(error) = setrlimit(Resource::Nofile, most) {
         tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
+}
+
+/// What the shell or the service manager has left open is not for the keeper and what it starts: these outlive the
+/// service, and would keep a pipe from ending or a filesystem from being unmounted.
+fn keep_descriptors() {
+    if let Err(error) = trellis_node::sys::descriptors::keep_from_children() {
+        tracing::warn!(%error, "open descriptors may be passed on to the processes of volumes");
     }
 }
 

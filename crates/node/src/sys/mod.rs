@@ -5,6 +5,7 @@
 
 pub mod block;
 pub mod capability;
+pub mod descriptors;
 pub mod events;
 pub mod fdpass;
 pub mod fsctl;

@@ -12,7 +12,7 @@ use trellis_node::doctor::{Finding, FindingState, examine};
 use crate::cli::{Doctor, Global};
 use crate::connect::connect;
 use crate::output::{self, Table, Tone};
-use crate::serve::tell_unserved;
+use crate::serve::{KeeperRuns, Outliving, keeper_runs, tell_unserved};
 
 /// What a claim of the default class cannot do without. A filesystem that the kernel does not list yet is loaded at the
 /// first mount, so none is in this list.
@@ -29,6 +29,7 @@ struct Diagnosis {
 /// Looks at this machine. It fails if something is missing that every claim needs.
 pub async fn run(global: &Global, verb: &Doctor) -> anyhow::Result<()> {
     let findings = examine().into_iter().chain([connections(&global.data)]);
+    let findings = findings.chain(keeper(&global.data));
     let findings = findings.chain(unknown_copies(global).await);
     let diagnoses: Vec<Diagnosis> = findings.map(diagnosis).collect();
     let text = output::text(verb.output, &diagnoses, |_| {
@@ -61,6 +62,42 @@ fn connections(data: &Path) -> Finding {
         costs: "whoever uses the volume waits, and so does who asks about loop devices",
         remedy: "start trellis up: it serves the volume again, or ends the connection after a minute",
     }
+}
+
+/// Whether the keeper runs this program; nothing if there is no keeper.
+fn keeper(data: &Path) -> Option<Finding> {
+    let socket = Outliving::of(data).keeper_socket()?;
+    let (state, detail) = match keeper_runs(&socket) {
+        Ok(KeeperRuns::Same(build)) => (
+            FindingState::Present,
+            format!("it runs this build of version {}", build.version),
+        ),
+        Ok(KeeperRuns::Other {
+            build,
+            not_replaced,
+        }) => {
+            let why = not_replaced.as_deref().unwrap_or("it was not asked to yet");
+            (
+                FindingState::Absent,
+                format!(
+                    "it runs another build, of version {}, and was not replaced: {why}",
+                    build.version
+                ),
+            )
+        }
+        Ok(KeeperRuns::Old) => (
+            FindingState::Absent,
+            "it runs an older build, which cannot replace itself".to_owned(),
+        ),
+        Err(error) => (FindingState::Unknown, error.to_string()),
+    };
+    Some(Finding {
+        name: "the keeper's program",
+        state,
+        detail,
+        costs: "what was changed in the keeper since; volumes are served all the same",
+        remedy: "restart trellis up: it asks the keeper to run its program; or `trellis down --all`, which ends it",
+    })
 }
 
 /// Whether the service knows every copy on its pools; nothing if there is no service to ask.

@@ -18,6 +18,7 @@
 mod keeper;
 mod message;
 mod outliving;
+mod renewal;
 mod replica;
 mod supervisor;
 mod target;
@@ -30,6 +31,7 @@ const RECOVERED: &str = "recovered";
 pub use keeper::{Keeper, run as run_keeper};
 pub use message::TargetStatus;
 pub use outliving::{Outliving, Stays};
+pub use renewal::{KeeperRuns, keeper_runs};
 pub use replica::{ServeReplica, run as run_replica};
 pub use supervisor::{Supervisor, Wake};
 pub use target::{ServeTarget, run as run_target};

@@ -96,6 +96,12 @@ impl Outliving {
         u32::try_from(pid.as_raw_nonzero().get()).ok()
     }
 
+    /// Where the keeper listens, if it runs.
+    pub fn keeper_socket(&self) -> Option<PathBuf> {
+        self.keeper()?;
+        Some(self.keeper.process("keeper").socket)
+    }
+
     /// How many processes run.
     pub fn count(&self) -> Result<usize, Stays> {
         let mut count = usize::from(self.keeper().is_some());

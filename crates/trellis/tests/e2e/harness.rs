@@ -22,6 +22,8 @@ pub struct Service {
     dying: Vec<Child>,
     arguments: Vec<String>,
     machine: Machine,
+    /// The file of the program.
+    program: PathBuf,
     /// Whether the service is told what node it is.
     is_named: bool,
 }
@@ -57,6 +59,7 @@ impl Service {
             child: None,
             dying: Vec::new(),
             arguments: Vec::new(),
+            program: PathBuf::from(env!("CARGO_BIN_EXE_trellis")),
             is_named: true,
         }
     }
@@ -66,6 +69,21 @@ impl Service {
         let mut service = Service::prepare();
         service.machine = machine;
         service
+    }
+
+    /// A service in a new directory that is not started yet, and is another file of the program.
+    pub fn of_program(name: &str) -> Service {
+        let mut service = Service::prepare();
+        service.program = service.path(name);
+        service.install();
+        service
+    }
+
+    /// Puts a new file of the program in the place of the service's own, as a package does.
+    pub fn install(&self) {
+        let new = self.program.with_extension("new");
+        copy_program(&new);
+        std::fs::rename(&new, &self.program).unwrap();
     }
 
     /// From the next start on the service is not told what node it is.
@@ -91,7 +109,7 @@ impl Service {
         self.dying
             .retain_mut(|child| !matches!(child.try_wait(), Ok(Some(_))));
         let mut whole = self.machine.prefix.clone();
-        whole.push(env!("CARGO_BIN_EXE_trellis").to_owned());
+        whole.push(self.program.to_str().unwrap().to_owned());
         let mut command = Command::new(&whole[0]);
         command
             .args(&whole[1..])
@@ -199,7 +217,7 @@ impl Service {
 
     /// A verb, ready to run.
     pub fn verb(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
+        let mut command = Command::new(&self.program);
         command
             .args(arguments)
             .arg("--data")
@@ -379,6 +397,14 @@ impl Drop for Service {
         kill_processes(&self.data());
         sweep(self.dir.path());
     }
+}
+
+/// Makes another file of the program. Another process does it: a child of another test that is just being started would
+/// have the file open for writing, and it could not be executed.
+pub fn copy_program(path: &Path) {
+    let mut copy = Command::new("cp");
+    let copied = copy.arg(env!("CARGO_BIN_EXE_trellis")).arg(path).status();
+    assert!(copied.unwrap().success());
 }
 
 /// The processes of a data directory that outlive the service, the keeper first: it would start the others again.

@@ -5,6 +5,7 @@ mod initiators;
 mod load;
 mod rot;
 mod together;
+mod upgrade;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -11,6 +11,7 @@ use trellis_keeper::paths::{ProcessPaths, RunDir};
 use trellis_keeper::process::{comes_up, command, last_words, living};
 use trellis_keeper::{Link, process};
 
+use super::super::renewal::renew;
 use super::{START_TIME_MAX, down, lock};
 
 /// The pause before a keeper that did not start is started again.
@@ -89,7 +90,7 @@ impl KeeperSide {
         let run = ["--run".as_ref(), self.run.as_os_str()];
         let start = || {
             let mut command = command(&paths, &[&arguments[..], &run[..]].concat())?;
-            // These two arm the service alone; copies have a variable of their own.
+            // These two arm the service alone; copies and the keeper have variables of their own.
             command.env_remove(crate::crash::VARIABLE);
             command.env_remove(crate::crash::STOP_VARIABLE).spawn()
         };
@@ -156,6 +157,7 @@ impl KeeperSide {
         let silence_ms_max = u64::try_from(self.silence_max.as_millis()).unwrap_or(u64::MAX);
         link.ask(&Request::Watch { silence_ms_max }).map_err(gone)?;
         met()?;
+        renew(&self.socket());
         while let Some(event) = link.next().map_err(gone)? {
             tell(event);
         }

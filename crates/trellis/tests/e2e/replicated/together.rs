@@ -64,7 +64,7 @@ fn assert_usable(service: &Service) {
     );
 }
 
-fn kill(pid: Pid) {
+pub(super) fn kill(pid: Pid) {
     let _ = kill_process(pid, Signal::KILL);
 }
 
@@ -103,7 +103,7 @@ fn state(pid: Pid) -> Option<char> {
     stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
-fn keeper(service: &Service) -> Option<Pid> {
+pub(super) fn keeper(service: &Service) -> Option<Pid> {
     let text = std::fs::read_to_string(service.data().join("keeper/keeper.lock")).ok()?;
     Pid::from_raw(text.trim().parse().ok()?)
 }
@@ -201,7 +201,7 @@ fn wait_grown(service: &Service, mib: u64) {
 }
 
 /// Mounts the claim anew: what used it has got errors.
-fn mount_anew(service: &Service, path: &Path) {
+pub(super) fn mount_anew(service: &Service, path: &Path) {
     service.wait("the claim is unmounted", |service| {
         let output = service.try_trellis(&["umount", "data", "--timeout", "5s"]);
         matches!(output.status.code(), Some(0 | 4)).then_some(())
@@ -255,7 +255,7 @@ fn all(moments: impl Iterator<Item = Moment>) {
 }
 
 /// Whether the process has a FUSE connection open.
-fn has_connection(pid: Pid) -> bool {
+pub(super) fn has_connection(pid: Pid) -> bool {
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
     let mut descriptors = descriptors.into_iter().flatten().flatten();
     descriptors.any(|each| {

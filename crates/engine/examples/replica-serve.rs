@@ -1,15 +1,15 @@
 //! Serves one replica until its standard input ends: `replica-serve POOL/replicas/NAME VOLUME REPLICA
-//! ADDRESS [thick] [unsummed]`. Says where it listens on its standard output.
+//! ADDRESS [thick] [unsummed] [credentials=DIR allow=NODE…]`. Says where it listens on its standard output.
 //!
 //! It dies with whoever started it, also when it is stopped at that moment.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
 use trellis_api::step::{self, Step};
-use trellis_engine::drive::{Address, ReplicaServer, ReplicaSettings};
+use trellis_engine::drive::{Address, Credentials, ReplicaServer, ReplicaSettings};
 use trellis_engine::replica::{Identity, Provisioning};
 use uuid::Uuid;
 
@@ -55,7 +55,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let _ = FATAL.set(step);
         step::install_hook(die_at);
     }
-    let server = ReplicaServer::start(settings, &address)?;
+    let values = |key: &str| -> Vec<&str> {
+        let pairs = words.iter().filter_map(|word| word.split_once('='));
+        let of_key = pairs.filter(|(name, _)| *name == key);
+        of_key.map(|(_, value)| value).collect()
+    };
+    let server = match values("credentials").first() {
+        None => ReplicaServer::start(settings, &address)?,
+        Some(dir) => {
+            let credentials = Credentials::read(Path::new(dir))?;
+            let allowed = values("allow").into_iter().map(str::parse);
+            let allowed = allowed.collect::<Result<_, _>>()?;
+            ReplicaServer::start_tls(settings, &address, &credentials, allowed)?
+        }
+    };
     println!("{}", server.address());
     std::io::stdin().read_to_end(&mut Vec::new())?;
     server.stop();

@@ -1,12 +1,16 @@
 //! Measures volumes beside a bare file: `volume-bench DIR SECONDS [PLACES [CASES]]`.
 //!
 //! PLACES are some of `bare` (the same requests on a plain file, by this process), `1here` (one copy in
-//! the process of its volume), `1unix`, `3unix`, `1tcp`, `3tcp` (copies in processes of their own,
-//! started from this program). CASES are like `4k-random-write-32`: length, order, direction (also
-//! `flush`: a write, then a flush), depth. By default `bare,1unix,3unix`, and all that [`CASES`] has.
+//! the process of its volume), `1unix`, `3unix`, `1tls`, `3tls` (copies in processes of their own,
+//! started from this program; with `tls` as if they were on other nodes). CASES are like
+//! `4k-random-write-32`: length, order, direction (also `flush`: a write, then a flush), depth. By default
+//! `bare,1unix,3unix,3unix-unsummed,3tls`, and all that [`CASES`] has.
 //!
 //! Prints requests a second, their times, and the processor time that one of them takes: in this
-//! process and in all others together.
+//! process and in all others together. At the end, if both were measured, what `3tls` does compared with `3unix`.
+
+#[path = "../tests/common/pki.rs"]
+mod pki;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,9 +23,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use pki::Home;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use trellis_engine::drive::{
-    Address, LocalReplica, ReplicaServer, ReplicaSettings, Volume, VolumeError, VolumeSettings,
+    Address, Credentials, LocalReplica, ReplicaServer, ReplicaSettings, Volume, VolumeError,
+    VolumeSettings,
 };
 use trellis_engine::proto::Config;
 use trellis_engine::replica::{Identity, Pool, Provisioning};
@@ -37,6 +43,9 @@ const SPAN: u64 = 1 << 30;
 
 /// Buffers that are written from, so that not all of it comes from the processor's cache.
 const BUFFERS: usize = 32;
+
+/// The node of this process, for copies on others.
+const TARGET: &str = "target";
 
 /// Before it is counted.
 const WARM_UP: Duration = Duration::from_millis(700);
@@ -149,9 +158,17 @@ fn serve(arguments: &[String]) -> Result<(), Failure> {
         volume: arguments[1].parse()?,
         replica: arguments[2].parse()?,
     };
-    let checksums = arguments.get(4).is_none();
+    let (listen, credentials) = (arguments[3].parse()?, &arguments[4]);
+    let checksums = arguments.get(5).is_none();
     let settings = settings(Path::new(&arguments[0]), identity, checksums);
-    let server = ReplicaServer::start(settings, &arguments[3].parse()?)?;
+    let server = match listen {
+        Address::Unix(_) => ReplicaServer::start(settings, &listen)?,
+        Address::Tls { .. } => {
+            let credentials = Credentials::read(Path::new(credentials))?;
+            let allowed = [TARGET.parse()?].into();
+            ReplicaServer::start_tls(settings, &listen, &credentials, allowed)?
+        }
+    };
     println!("{}", server.address());
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
@@ -181,7 +198,7 @@ fn main() -> Result<(), Failure> {
     let seconds = Duration::from_secs(seconds.parse()?);
     let places = rest
         .first()
-        .map_or("bare,1unix,3unix,3unix-unsummed", String::as_str);
+        .map_or("bare,1unix,3unix,3unix-unsummed,3tls", String::as_str);
     let cases: Vec<Case> = rest
         .get(1)
         .map_or(CASES, String::as_str)
@@ -191,12 +208,29 @@ fn main() -> Result<(), Failure> {
     println!(
         "place          case                     requests/s   median      99 %   longest  us here  us there"
     );
+    let mut found = BTreeMap::new();
     for place in places.split(',') {
         let home = tempfile::tempdir_in(dir)?;
         let mut children = Children(Vec::new());
-        measure_place(place, home.path(), &mut children, &cases, seconds)?;
+        let costs = measure_place(place, home.path(), &mut children, &cases, seconds)?;
+        found.insert(place, costs);
+    }
+    if let (Some(tls), Some(unix)) = (found.get("3tls"), found.get("3unix")) {
+        println!("3tls : 3unix                        requests/s           processor time");
+        for ((case, tls), unix) in cases.iter().zip(tls).zip(unix) {
+            let (rate, cpu) = (tls.rate / unix.rate, tls.cpu_us / unix.cpu_us);
+            println!("               {:24} {rate:10.2} {cpu:24.2}", case.name);
+        }
     }
     Ok(())
+}
+
+/// What a case costs in a place.
+struct Cost {
+    /// Requests a second.
+    rate: f64,
+    /// Processor time of a request, in all processes.
+    cpu_us: f64,
 }
 
 /// Processes that end with this one.
@@ -218,7 +252,7 @@ fn measure_place(
     children: &mut Children,
     cases: &[Case],
     seconds: Duration,
-) -> Result<(), Failure> {
+) -> Result<Vec<Cost>, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -243,10 +277,11 @@ fn measure_place(
         for at in (0..SPAN).step_by(data.len()) {
             under.write(at, data.clone()).await?;
         }
+        let mut costs = Vec::new();
         for case in cases {
-            measure(place, &under, case, seconds, &children.0).await?;
+            costs.push(measure(place, &under, case, seconds, &children.0).await?);
         }
-        Ok(())
+        Ok(costs)
     })
 }
 
@@ -259,6 +294,7 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
     let mut addresses = BTreeMap::new();
     let mut local = Vec::new();
     let mut members = BTreeSet::new();
+    let authority = Home::new();
     for index in 0..copies.parse::<usize>()? {
         let pool = home.join(format!("{index}"));
         std::fs::create_dir(&pool)?;
@@ -275,7 +311,11 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
                 continue;
             }
             "unix" => Address::Unix(home.join(format!("{index}.sock"))),
-            "tcp" => "tcp:127.0.0.1:0".parse()?,
+            "tls" => {
+                let node = format!("node-{index}");
+                authority.credentials(home, &node);
+                format!("tls:{node}@127.0.0.1:0").parse()?
+            }
             _ => return Err(format!("{place} is no place").into()),
         };
         let mut child = Command::new(std::env::current_exe()?)
@@ -286,6 +326,7 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
                 identity.replica.to_string(),
                 address.to_string(),
             ])
+            .arg(home.join(format!("node-{index}")))
             .args((!checksums).then_some("unsummed"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -296,7 +337,10 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
         BufReader::new(out).read_line(&mut line)?;
         addresses.insert(identity.replica, line.trim().parse()?);
     }
-    let settings = VolumeSettings::new(volume, Config::majority(members), addresses);
+    let settings = VolumeSettings {
+        credentials: Some(authority.credentials(home, TARGET)),
+        ..VolumeSettings::new(volume, Config::majority(members), addresses)
+    };
     Ok(if local.is_empty() {
         Volume::start(settings)
     } else {
@@ -354,7 +398,7 @@ async fn measure(
     case: &Case,
     seconds: Duration,
     children: &[Child],
-) -> Result<(), Failure> {
+) -> Result<Cost, Failure> {
     let shared = Arc::new(Shared {
         counts: AtomicBool::new(false),
         stops: AtomicBool::new(false),
@@ -396,5 +440,8 @@ async fn measure(
         here.as_secs_f64() * 1e6 / count,
         there.as_secs_f64() * 1e6 / count,
     );
-    Ok(())
+    Ok(Cost {
+        rate: count / took.as_secs_f64(),
+        cpu_us: (here + there).as_secs_f64() * 1e6 / count,
+    })
 }

@@ -1,5 +1,5 @@
 //! Holds a volume and writes to it until it is killed: `volume-load VOLUME CF GROW-TO
-//! VERSION REPLICA=ADDRESS…`.
+//! VERSION [credentials=DIR] REPLICA=ADDRESS…`.
 //! Every write is told on the standard output, before it begins and after it is acknowledged; when a
 //! line arrives on the standard input, the volume is asked to grow, again and again by a MiB.
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use load::{Model, Witness};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use trellis_engine::drive::{Address, Volume, VolumeSettings};
+use trellis_engine::drive::{Address, Credentials, Volume, VolumeSettings};
 use trellis_engine::proto::Config;
 use uuid::Uuid;
 
@@ -25,8 +25,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut to: u64 = next("the size")?.parse()?;
     let version: u64 = next("the last version of a block")?.parse()?;
     let mut addresses = BTreeMap::new();
+    let mut credentials = None;
     for argument in arguments {
         let (replica, address) = argument.split_once('=').ok_or("REPLICA=ADDRESS")?;
+        if replica == "credentials" {
+            credentials = Some(Credentials::read(address.as_ref())?);
+            continue;
+        }
         addresses.insert(Uuid::parse_str(replica)?, address.parse::<Address>()?);
     }
     let config = Config {
@@ -34,7 +39,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         consistency,
     };
     let runtime = tokio::runtime::Runtime::new()?;
-    let settings = VolumeSettings::new(volume, config, addresses);
+    let settings = VolumeSettings {
+        credentials,
+        ..VolumeSettings::new(volume, config, addresses)
+    };
     let handle = runtime.block_on(async { Volume::start(settings) });
     runtime.block_on(handle.ready())?;
     let model = Arc::new(Model::above(version));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use trellis_api::Bytes;
 use uuid::Uuid;
 
-use crate::drive::Address;
+use crate::drive::{Address, CredentialFault, NodeName};
 use crate::replica::{BLOCK, Fault, Identity, NAME_LENGTH_MAX, REPLICAS_MAX, SIZE_MAX};
 
 /// The result of everything in this crate that touches a disk.
@@ -295,6 +295,35 @@ pub enum Error {
         address: Address,
         /// What the operating system said.
         source: io::Error,
+    },
+
+    /// A file of a node's credentials is there and cannot be used.
+    #[error("{} {fault}; put the right file there", .path.display())]
+    CredentialsBad {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: CredentialFault,
+    },
+
+    /// An address on the network was given, and nothing to prove with who listens there.
+    #[error(
+        "{address} needs the credentials of this node; give the directory with its certificate"
+    )]
+    CredentialsAbsent {
+        /// The address.
+        address: Address,
+    },
+
+    /// An address names another node than the credentials.
+    #[error(
+        "{address} names another node than the credentials, which are those of {found}; give the right ones"
+    )]
+    CredentialsForeign {
+        /// The address.
+        address: Address,
+        /// The node that the credentials are of.
+        found: NodeName,
     },
 
     /// The operating system refused. What was begun can be begun again.

@@ -23,7 +23,7 @@ use load::Model;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 use trellis_engine::coordinator::{GrowthHeld, ReplicaState};
-use trellis_engine::drive::{Address, Volume, VolumeError, VolumeSettings, WhenFull};
+use trellis_engine::drive::{Volume, VolumeError, VolumeSettings, WhenFull};
 use trellis_engine::replica::{Identity, Provisioning};
 use uuid::Uuid;
 
@@ -90,7 +90,11 @@ impl Loaded {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_replica_stops_neither_writes_nor_a_growth() {
     // Fails if an I/O fails or the growth waits for a replica that does not answer.
-    let loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;
+    frozen(Cluster::start(3, 32 * MIB)).await;
+}
+
+async fn frozen(cluster: Cluster) {
+    let loaded = Loaded::start(cluster).await;
     loaded.cluster.replicas[2].signal(Signal::STOP);
     loaded.go_on(1_000).await;
     loaded.say("one frozen");
@@ -124,7 +128,11 @@ async fn replicas_that_are_frozen_in_turns_hold_the_same_bytes_in_the_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_replica_stops_neither_writes_nor_a_growth() {
     // Fails if a growth needs all replicas, or one that comes back keeps its old size.
-    let mut loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;
+    dead(Cluster::start(3, 32 * MIB)).await;
+}
+
+async fn dead(cluster: Cluster) {
+    let mut loaded = Loaded::start(cluster).await;
     loaded.cluster.replicas[0].kill();
     loaded.go_on(300).await;
     assert_eq!(loaded.volume.grow(40 * MIB).await, Ok(40 * MIB));
@@ -139,7 +147,11 @@ async fn a_dead_replica_stops_neither_writes_nor_a_growth() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_acknowledged_write_is_lost_when_all_replicas_are_killed() {
     // Fails if a replica forgets with its process how far it was, so that one that had less is believed.
-    let mut loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;
+    all_killed(Cluster::start(3, 32 * MIB)).await;
+}
+
+async fn all_killed(cluster: Cluster) {
+    let mut loaded = Loaded::start(cluster).await;
     for _ in 0..3 {
         for index in [2, 0, 1] {
             loaded.cluster.replicas[index].kill();
@@ -158,7 +170,11 @@ async fn no_acknowledged_write_is_lost_when_all_replicas_are_killed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_is_replaced_under_load() {
     // Fails if the new one counts before it has everything, or the old one is still waited for.
-    let mut loaded = Loaded::start(Cluster::start(3, 32 * MIB)).await;
+    replaced(Cluster::start(3, 32 * MIB)).await;
+}
+
+async fn replaced(cluster: Cluster) {
+    let mut loaded = Loaded::start(cluster).await;
     let pool = loaded.cluster.new_pool();
     loaded.cluster.add(&pool, 16 * MIB, Provisioning::Thin);
     let old = loaded.cluster.replicas.remove(0);
@@ -193,7 +209,10 @@ async fn two_growths_at_the_same_time_end_at_the_larger() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_acknowledged_write_is_lost_when_the_coordinator_is_killed_in_a_growth() {
     // Fails if a successor serves less than was acknowledged, or less than a size that was served.
-    let cluster = Cluster::start(3, 32 * MIB);
+    coordinator_killed(Cluster::start(3, 32 * MIB)).await;
+}
+
+async fn coordinator_killed(cluster: Cluster) {
     let model = Arc::new(Model::default());
     for round in 0..3 {
         let (begun, acked) = run_and_kill(&cluster, &model, round);
@@ -223,6 +242,10 @@ fn run_and_kill(cluster: &Cluster, model: &Arc<Model>, round: u64) -> (u64, u64)
         .arg("2")
         .arg((40 * MIB + round * 64 * MIB).to_string())
         .arg(model.last_version().to_string());
+    if cluster.credentials().is_some() {
+        let dir = cluster.credentials_dir();
+        command.arg(format!("credentials={}", dir.display()));
+    }
     for (replica, address) in cluster.addresses() {
         command.arg(format!("{replica}={address}"));
     }
@@ -354,8 +377,7 @@ async fn a_full_pool_is_told_at_once_and_only_to_who_writes() {
 }
 
 /// A replica is away while the volume is written and grows twice, and is repaired when it comes back.
-async fn away(mib: u64) {
-    let mut cluster = Cluster::start(3, 512 * MIB);
+async fn away(mut cluster: Cluster, mib: u64) {
     let volume = Volume::start(cluster.settings());
     volume.ready().await.unwrap();
     until(&volume, "everything in sync", is_whole).await;
@@ -406,23 +428,14 @@ async fn away(mib: u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_missed_two_growths_and_a_gib_of_writes_gets_all_of_it() {
     // Fails if it comes back with its old size, or with bytes that it missed.
-    away(1024).await;
+    away(Cluster::start(3, 512 * MIB), 1024).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_of_another_volume_at_a_recycled_address_is_left_alone() {
     // Fails if a volume writes to, raises or fences a replica that is not one of its own.
-    let mut cluster = Cluster::start(2, 16 * MIB);
-    let pool = cluster.new_pool();
-    let identity = Identity {
-        volume: cluster.volume,
-        replica: Uuid::new_v4(),
-    };
-    let anywhere: Address = "tcp:127.0.0.1:0".parse().unwrap();
-    let mut third = Replica::make(&pool, identity, 16 * MIB, Provisioning::Thin, anywhere);
-    third.start();
-    cluster.replicas.push(third);
-    let mut loaded = Loaded::start(cluster).await;
+    let mut loaded = Loaded::start(Cluster::start(3, 16 * MIB)).await;
+    let identity = loaded.cluster.replicas[2].identity;
     let recycled = loaded.cluster.replicas[2].address();
     loaded.cluster.replicas[2].kill();
     let home = tempfile::tempdir().unwrap();
@@ -455,4 +468,45 @@ fn files(replica: &Replica) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
         .map(|entry| entry.unwrap().path())
         .map(|path| (path.clone(), std::fs::read(path).unwrap()))
         .collect()
+}
+
+/// The same with replicas on nodes of their own.
+mod over_tls {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_frozen_replica_stops_neither_writes_nor_a_growth() {
+        // Fails if a handshake with a frozen replica is waited for by anything else.
+        frozen(Cluster::start_tls(3, 32 * MIB)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_dead_replica_stops_neither_writes_nor_a_growth() {
+        // Fails if a replica that comes back is not let in, or keeps its old size.
+        dead(Cluster::start_tls(3, 32 * MIB)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_acknowledged_write_is_lost_when_all_replicas_are_killed() {
+        // Fails if bytes that were sealed and not sent count as applied.
+        all_killed(Cluster::start_tls(3, 32 * MIB)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_replica_is_replaced_under_load() {
+        // Fails if a replica on a further node cannot join, or the old one is still waited for.
+        replaced(Cluster::start_tls(3, 32 * MIB)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn no_acknowledged_write_is_lost_when_the_coordinator_is_killed_in_a_growth() {
+        // Fails if a successor on the same node is not let in next to the connections of the dead one.
+        coordinator_killed(Cluster::start_tls(3, 32 * MIB)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_replica_that_missed_growths_and_writes_gets_all_of_it() {
+        // Fails if a repair, whose frames are as long as frames get, is cut or mixed up.
+        away(Cluster::start_tls(3, 512 * MIB), 256).await;
+    }
 }

@@ -60,7 +60,13 @@ async fn a_volume_goes_on_with_what_is_left_and_the_others_have_no_vote_when_the
     volume.stop().await;
 
     // A person looks at what there is.
-    let found = survey(cluster.volume, cluster.addresses(), PATIENCE).await;
+    let found = survey(
+        cluster.volume,
+        cluster.addresses(),
+        cluster.credentials(),
+        PATIENCE,
+    )
+    .await;
     let survivor = found[&cluster.id(0)].as_ref().unwrap();
     assert!(survivor.is_proven() && survivor.stale == 0 && survivor.size == SIZE);
     assert!(survivor.written_at.is_some() && survivor.regions == 8);
@@ -175,7 +181,13 @@ async fn of_two_survivors_the_one_that_is_ahead_counts_and_a_recovery_can_be_rep
         assert_eq!(value_at(&volume, 3 * MIB).await, 2);
         volume.stop().await;
     }
-    let survivors: BTreeMap<_, _> = survey(cluster.volume, cluster.addresses(), PATIENCE).await;
+    let survivors: BTreeMap<_, _> = survey(
+        cluster.volume,
+        cluster.addresses(),
+        cluster.credentials(),
+        PATIENCE,
+    )
+    .await;
     for index in [0, 1] {
         let survivor = survivors[&cluster.id(index)].as_ref().unwrap();
         assert_eq!((survivor.view.lineage, survivor.stale), (lineage, 0));

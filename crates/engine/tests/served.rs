@@ -5,12 +5,14 @@
 mod cluster;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use cluster::Cluster;
 use trellis_engine::Error;
-use trellis_engine::drive::{Address, Ended, ReplicaServer, ReplicaSettings, Volume, VolumeError};
+use trellis_engine::drive::{
+    Address, Ended, Refusal, ReplicaServer, ReplicaSettings, Volume, VolumeError,
+};
 use trellis_engine::replica::{Identity, Outcome, Pool, Provisioning, Replica};
 use uuid::Uuid;
 
@@ -109,21 +111,19 @@ async fn who_speaks_nonsense_is_disconnected_and_the_others_are_served() {
         provisioning: Provisioning::Thin,
         checksums: true,
     };
-    let server = ReplicaServer::start(settings, &"tcp:127.0.0.1:0".parse().unwrap()).unwrap();
-    let Address::Tcp(address) = *server.address() else {
-        panic!()
-    };
+    let path = home.path().join("r.sock");
+    let server = ReplicaServer::start(settings, &Address::Unix(path.clone())).unwrap();
     let config = trellis_engine::proto::Config::majority([identity.replica].into());
     let addresses = [(identity.replica, server.address().clone())].into();
     let settings = trellis_engine::drive::VolumeSettings::new(identity.volume, config, addresses);
     let volume = Volume::start(settings);
     volume.ready().await.unwrap();
-    let silent: Vec<TcpStream> = (0..8)
-        .map(|_| TcpStream::connect(address).unwrap())
+    let silent: Vec<UnixStream> = (0..8)
+        .map(|_| UnixStream::connect(&path).unwrap())
         .collect();
     let mut huge = *b"TRLW\x01\0\0\0\xff\xff\xff\x7f\xff\xff\xff\x7f\0\0\0\0";
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n garbage garbage"[..], &huge] {
-        let mut stream = TcpStream::connect(address).unwrap();
+        let mut stream = UnixStream::connect(&path).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
@@ -132,9 +132,15 @@ async fn who_speaks_nonsense_is_disconnected_and_the_others_are_served() {
         assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0);
     }
     huge[4] = 9;
-    let mut later = TcpStream::connect(address).unwrap();
+    let mut later = UnixStream::connect(&path).unwrap();
     later.write_all(&huge).unwrap();
-    assert_eq!(later.read(&mut [0; 16]).unwrap_or(0), 0);
+    // Who speaks another version is told so before the end.
+    let mut told = Vec::new();
+    later.read_to_end(&mut told).unwrap_or(0);
+    assert_eq!(told[..8], *b"TRLW\x01\0\x07\0");
+    let refused = server.refusals().into_iter().map(|it| it.why);
+    let version = Refusal::Wire { theirs: 9, ours: 1 };
+    assert!(refused.into_iter().any(|why| why == version));
     // Silence ends too, after some seconds.
     for mut stream in silent {
         stream

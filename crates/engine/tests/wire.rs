@@ -12,9 +12,9 @@ use trellis_engine::proto::{
     Welcome,
 };
 use trellis_engine::wire::{
-    Arrival, FIELDS_BYTES_MAX, HEADER_BYTES, Lend, PAYLOAD_BYTES_MAX, Payload, Place, Sum,
-    WireError, body_length, decode, decode_any, encode, encode_borrows, encode_into, encode_lend,
-    encode_place, is_unsummed,
+    Arrival, FIELDS_BYTES_MAX, HEADER_BYTES, Lend, Objection, PAYLOAD_BYTES_MAX, Payload, Place,
+    Sum, VERSION, WireError, body_length, decode, decode_any, encode, encode_borrows, encode_into,
+    encode_lend, encode_objects, encode_place, is_unsummed,
 };
 use uuid::Uuid;
 
@@ -567,4 +567,36 @@ fn a_payload_that_is_not_summed_up_is_taken_only_where_that_is_allowed() {
         decode_any(&header, &body, Sum::Whole, &nothing),
         Ok(Arrival::Place(place))
     );
+}
+
+#[test]
+fn a_last_word_arrives_and_one_of_another_version_names_both_versions() {
+    // Fails if a peer does not learn why a connection ends, or which version the other side speaks.
+    for objection in [
+        Objection::Version { shown: 9 },
+        Objection::Features { missing: 5 },
+        Objection::Crowded,
+        Objection::Unknown,
+    ] {
+        let mut frame = BytesMut::new();
+        encode_objects(objection, &mut frame).unwrap();
+        let mut header = *frame.first_chunk().unwrap();
+        let body = Bytes::copy_from_slice(&frame[HEADER_BYTES..]);
+        assert_eq!(
+            decode_any(&header, &body, Sum::Whole, &nothing),
+            Ok(Arrival::Objects(objection))
+        );
+        let ours = VERSION;
+        for theirs in [0, VERSION + 1, u16::MAX] {
+            header[4..6].copy_from_slice(&theirs.to_le_bytes());
+            let error = WireError::Version { theirs, ours };
+            assert_eq!(body_length(&header), Err(error));
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "the peer speaks version {theirs} of the protocol, and version {ours} is spoken here"
+                )
+            );
+        }
+    }
 }

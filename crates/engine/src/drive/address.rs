@@ -1,29 +1,39 @@
 //! Where a replica is reached.
+//!
+//! There is no address for TCP without TLS, and none for TLS without a node. So nobody can listen or connect without
+//! knowing who the other side has to be ([`tls`](super::tls)).
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where a replica is reached: written as `unix:/PATH` or `tcp:HOST:PORT`, the host as a number.
+use super::NodeName;
+
+/// Where a replica is reached: written as `unix:/PATH` or `tls:NODE@IP:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// A socket in the filesystem.
     Unix(PathBuf),
-    /// A TCP port. Port 0 lets the kernel choose one when it is listened on.
-    Tcp(SocketAddr),
+    /// A TCP port of a node, with TLS.
+    Tls {
+        /// The node. Who dials expects its certificate; who listens has it.
+        node: NodeName,
+        /// The port. 0 lets the kernel choose one when it is listened on.
+        at: SocketAddr,
+    },
 }
 
 /// Text that is not an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an address is unix:/PATH or tcp:IP:PORT")]
+#[error("an address is unix:/PATH or tls:NODE@IP:PORT")]
 pub struct AddressError;
 
 impl fmt::Display for Address {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Unix(path) => write!(out, "unix:{}", path.display()),
-            Address::Tcp(address) => write!(out, "tcp:{address}"),
+            Address::Tls { node, at } => write!(out, "tls:{node}@{at}"),
         }
     }
 }
@@ -34,7 +44,13 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, AddressError> {
         match text.split_once(':') {
             Some(("unix", path)) if path.starts_with('/') => Ok(Address::Unix(path.into())),
-            Some(("tcp", address)) => address.parse().map(Address::Tcp).map_err(|_| AddressError),
+            Some(("tls", rest)) => {
+                let (node, at) = rest.split_once('@').ok_or(AddressError)?;
+                Ok(Address::Tls {
+                    node: node.parse().map_err(|_| AddressError)?,
+                    at: at.parse().map_err(|_| AddressError)?,
+                })
+            }
             _ => Err(AddressError),
         }
     }
@@ -47,7 +63,11 @@ mod tests {
     #[test]
     fn an_address_is_read_as_it_is_written() {
         // Fails if what one process prints is not what another one understands.
-        for text in ["unix:/run/a b.sock", "tcp:127.0.0.1:4000", "tcp:[::1]:1"] {
+        for text in [
+            "unix:/run/a b.sock",
+            "tls:node-1@127.0.0.1:4000",
+            "tls:a.b@[::1]:1",
+        ] {
             let address: Result<Address, _> = text.parse();
             assert_eq!(
                 address.map(|address| address.to_string()),
@@ -57,8 +77,12 @@ mod tests {
         for text in [
             "",
             "unix:relative",
-            "tcp:localhost:1",
-            "tcp:127.0.0.1",
+            "tcp:127.0.0.1:4000",
+            "tls:127.0.0.1:4000",
+            "tls:@127.0.0.1:4000",
+            "tls:Node@127.0.0.1:4000",
+            "tls:a@localhost:1",
+            "tls:a@127.0.0.1",
             "/x",
         ] {
             assert_eq!(text.parse::<Address>(), Err(AddressError), "{text}");

@@ -4,18 +4,19 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 
-use super::Address;
 use super::lent::{Arena, Borrowed, Loans};
+use super::tls::TlsStream;
 use crate::proto::{Body, Envelope, Request};
-use crate::wire::{self, Arrival, HEADER_BYTES, Lend, Payload, Place, Sum, WireError};
+use crate::wire::{self, Arrival, HEADER_BYTES, Lend, Objection, Payload, Place, Sum, WireError};
 
 /// How much room a read has at least. A frame that needs more gets more.
 const READ_BYTES: usize = 256 << 10;
@@ -39,11 +40,6 @@ const SLICES_MAX: usize = 64;
 /// How much may wait to be written. A peer that lets more pile up is gone.
 const UNSENT_BYTES_MAX: usize = 256 << 20;
 
-/// When and how often the kernel probes a silent TCP peer.
-const KEEPALIVE_IDLE_S: u64 = 5;
-const KEEPALIVE_EVERY_S: u64 = 1;
-const KEEPALIVE_TRIES: u32 = 5;
-
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LinkError {
@@ -59,45 +55,44 @@ pub(super) enum LinkError {
     /// The other side does not take what it asked for.
     #[error("the other side does not read what is sent to it")]
     Choked,
+    /// TLS says so.
+    #[error("{0}")]
+    Tls(#[from] rustls::Error),
+    /// The other side has said why it hangs up.
+    #[error("the other side hung up: {0:?}")]
+    Objected(Objection),
+    /// The other side lacks what is needed here.
+    #[error("the other side lacks features {missing:#x}")]
+    Lacks {
+        /// What is missing, as bits of kind 6.
+        missing: u32,
+    },
 }
 
 /// A socket of either kind.
-#[derive(Debug)]
 pub(super) enum Stream {
     Unix(UnixStream),
-    Tcp(TcpStream),
+    Tls(Box<TlsStream>),
 }
 
 impl Stream {
-    pub(super) async fn connect(address: &Address) -> io::Result<Stream> {
-        match address {
-            Address::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
-            Address::Tcp(address) => TcpStream::connect(address).await.and_then(Stream::tcp),
-        }
-    }
-
-    /// A TCP connection that sends without delay, and notices when its peer is gone.
-    pub(super) fn tcp(stream: TcpStream) -> io::Result<Stream> {
-        use rustix::net::sockopt;
-        use std::time::Duration;
-        stream.set_nodelay(true)?;
-        sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, Duration::from_secs(KEEPALIVE_IDLE_S))?;
-        sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(KEEPALIVE_EVERY_S))?;
-        sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_TRIES)?;
-        Ok(Stream::Tcp(stream))
-    }
-
     fn poll_read(
         &mut self,
         context: &mut Context<'_>,
         buffer: &mut BytesMut,
         bytes_max: usize,
-    ) -> Poll<io::Result<usize>> {
-        let mut buffer = buffer.limit(bytes_max);
+    ) -> Poll<Result<usize, LinkError>> {
         match self {
-            Stream::Unix(stream) => pin!(stream.read_buf(&mut buffer)).poll(context),
-            Stream::Tcp(stream) => pin!(stream.read_buf(&mut buffer)).poll(context),
+            Stream::Unix(stream) => {
+                let mut buffer = buffer.limit(bytes_max);
+                loop {
+                    match ready!(pin!(stream.read_buf(&mut buffer)).poll(context)) {
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        read => return Poll::Ready(Ok(read?)),
+                    }
+                }
+            }
+            Stream::Tls(stream) => stream.poll_read(context, buffer, bytes_max),
         }
     }
 
@@ -110,21 +105,37 @@ impl Stream {
                 let _ = stream.shutdown().await;
                 while !matches!(stream.read(&mut rest).await, Ok(0) | Err(_)) {}
             }
-            Stream::Tcp(_) => {}
+            Stream::Tls(_) => {}
         }
     }
 
-    fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(stream) => stream.try_write_vectored(slices),
-            Stream::Tcp(stream) => stream.try_write_vectored(slices),
+    /// Takes over what there is room for. The task is woken when there is room again.
+    fn poll_write(
+        &mut self,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<Result<usize, LinkError>> {
+        let stream = match self {
+            Stream::Unix(stream) => stream,
+            Stream::Tls(stream) => return stream.poll_write(context, slices),
+        };
+        loop {
+            match stream.try_write_vectored(slices) {
+                Ok(written) => return Poll::Ready(Ok(written)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ready!(stream.poll_write_ready(context))?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
         }
     }
 
-    fn poll_write_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Sends what was taken over. The task is woken when more of it can be sent.
+    fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<Result<(), LinkError>> {
         match self {
-            Stream::Unix(stream) => stream.poll_write_ready(context),
-            Stream::Tcp(stream) => stream.poll_write_ready(context),
+            Stream::Unix(_) => Poll::Ready(Ok(())),
+            Stream::Tls(stream) => stream.poll_flush(context),
         }
     }
 }
@@ -155,17 +166,18 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// A connection with checksums over payloads, until the peer sends a frame without: an older peer does not know
-    /// such frames.
+    /// A connection. On one machine it has checksums over payloads, until the peer sends a frame without: an older
+    /// peer does not know such frames.
     pub(super) fn new(stream: Stream) -> Link {
-        let least = match stream {
+        let (sum, least) = match stream {
             // What the kernel carries from one process to another does not change on the way.
-            Stream::Unix(_) => Sum::Head,
-            Stream::Tcp(_) => Sum::Whole,
+            Stream::Unix(_) => (Sum::Whole, Sum::Head),
+            // What changes on the way is not opened. A peer on another node is never one that knows only whole sums.
+            Stream::Tls(_) => (Sum::Head, Sum::Head),
         };
         Link {
             stream,
-            sum: Sum::Whole,
+            sum,
             least,
             incoming: BytesMut::new(),
             spares: Vec::new(),
@@ -226,14 +238,32 @@ impl Link {
         self.unsent_bytes
     }
 
-    /// Stops summing payloads up, if the peer is on this machine.
+    /// Stops summing payloads up, if something else sees to them.
     pub(super) fn trust(&mut self) {
         self.sum = self.least;
     }
 
-    /// Whether payloads are not summed up.
-    pub(super) fn trusts(&self) -> bool {
-        self.sum == Sum::Head
+    /// Whether the peer is on this machine, and no older version.
+    pub(super) fn is_near(&self) -> bool {
+        matches!(self.stream, Stream::Unix(_)) && self.sum == Sum::Head
+    }
+
+    /// Where the peer is, if it is on another machine.
+    pub(super) fn peer_ip(&self) -> Option<IpAddr> {
+        match &self.stream {
+            Stream::Unix(_) => None,
+            Stream::Tls(stream) => stream.peer_address().ok().map(|at| at.ip()),
+        }
+    }
+
+    /// Says why the connection ends, as far as the socket takes it at once.
+    pub(super) fn object(&mut self, context: &mut Context<'_>, objection: Objection) {
+        let before = self.heads.len();
+        if wire::encode_objects(objection, &mut self.heads).is_ok() {
+            self.unsent_bytes += self.heads.len() - before;
+            // The connection ends, whether this arrives or not.
+            let _ = self.poll_flush(context);
+        }
     }
 
     /// Hands everything that has arrived to `sink`. Pending: everything was read, and the task is woken when there is
@@ -262,7 +292,7 @@ impl Link {
             match ready!(polled) {
                 Ok(0) => return Poll::Ready(Err(LinkError::Closed)),
                 Ok(read) => {
-                    while let Some(arrival) = self.next_frame()? {
+                    while let Some(arrival) = self.next(context)? {
                         sink(arrival);
                     }
                     read_bytes += read;
@@ -270,8 +300,27 @@ impl Link {
                         return Poll::Ready(Ok(()));
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Poll::Ready(Err(error.into())),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// The next frame, if it is one that this peer may send. A peer of another version is told so.
+    fn next(&mut self, context: &mut Context<'_>) -> Result<Option<Arrival>, LinkError> {
+        match self.next_frame() {
+            Ok(Some(Arrival::Objects(objection))) => Err(LinkError::Objected(objection)),
+            // Files and memory of this machine are nothing that a peer on another one can speak of.
+            Ok(Some(Arrival::Place(_) | Arrival::Lend(_) | Arrival::Borrows))
+                if matches!(self.stream, Stream::Tls(_)) =>
+            {
+                Err(WireError::Nonsense.into())
+            }
+            Ok(arrival) => Ok(arrival),
+            Err(error) => {
+                if let WireError::Version { theirs, .. } = error {
+                    self.object(context, Objection::Version { shown: theirs });
+                }
+                Err(error.into())
             }
         }
     }
@@ -370,19 +419,15 @@ impl Link {
             for (slice, piece) in slices.iter_mut().zip(&self.unsent) {
                 *slice = IoSlice::new(piece);
             }
-            match self.stream.try_write(&slices[..count]) {
-                Ok(written) => self.written(written),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    match self.stream.poll_write_ready(context) {
-                        Poll::Pending => return Ok(()),
-                        Poll::Ready(ready) => ready?,
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+            match self.stream.poll_write(context, &slices[..count]) {
+                Poll::Ready(written) => self.written(written?),
+                Poll::Pending => return Ok(()),
             }
         }
-        Ok(())
+        match self.stream.poll_flush(context) {
+            Poll::Ready(flushed) => flushed,
+            Poll::Pending => Ok(()),
+        }
     }
 
     fn written(&mut self, mut written: usize) {

@@ -1,7 +1,7 @@
 //! Runs the state machines of the engine on sockets, files, threads and clocks.
 //!
 //! ```text
-//!   clients ──▶ Volume ──(Coordinator)── Link ═══ Unix or TCP ═══ Link ──(Member)── Disk ──▶ files
+//!   clients ──▶ Volume ──(Coordinator)── Link ═══ Unix or TLS ═══ Link ──(Member)── Disk ──▶ files
 //!               one owner task                                 ReplicaServer, one owner thread
 //! ```
 //!
@@ -9,6 +9,7 @@
 //!   has come in from clients and replicas, lets the coordinator run once, and then writes to the sockets.
 //! - [`ReplicaServer`]: serves one replica at an [`Address`], on a thread of its own.
 //! - [`LocalReplica`]: the same replica inside the process of its volume, without sockets or encoded messages.
+//! - [`Credentials`]: what a node proves itself with to other nodes ([`tls`] has the argument).
 //! - [`Disk`] and [`FileDisk`]: do what a member asks for, on the files of its directory.
 //!
 //! Only this part of the crate uses tokio.
@@ -16,14 +17,19 @@
 mod address;
 mod buffers;
 mod core;
+mod dial;
 mod disk;
+mod failure;
+mod gate;
 mod lent;
 mod link;
 mod reader;
+mod refusals;
 mod room;
 mod server;
 mod sums;
 mod survey;
+pub mod tls;
 mod volume;
 
 use std::path::PathBuf;
@@ -33,10 +39,13 @@ use uuid::Uuid;
 pub use self::core::LocalReplica;
 pub use address::{Address, AddressError};
 pub use disk::{Disk, FileDisk, Found};
+pub use failure::{Failure, Trouble};
 pub use lent::Slot;
+pub use refusals::Refused;
 pub use room::Extent;
 pub use server::ReplicaServer;
 pub use survey::{SurveyFault, survey};
+pub use tls::{CredentialFault, Credentials, NodeName, NodeNameError, Refusal, Side};
 pub use volume::{Compared, Ended, Volume, VolumeError, VolumeSettings, WhenFull};
 
 use crate::replica::{Identity, Provisioning};

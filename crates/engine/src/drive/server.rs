@@ -5,25 +5,26 @@
 //!
 //! What a peer can make it hold is bounded: connections by their number, requests by the member, and bytes because it
 //! stops reading while too many wait. A peer that sends nonsense, or is not a coordinator of this volume within some
-//! seconds, is disconnected.
+//! seconds, is disconnected. Connections from other nodes come through the [`gate`](super::gate).
 
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileTypeExt;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, Interval};
 
 use super::core::{LocalReplica, Wish};
+use super::gate::{Allowed, Gate, SharedRefusals};
 use super::link::{Link, LinkError, Stream};
-use super::{Address, ReplicaSettings, in_full};
+use super::{Address, Credentials, NodeName, Refusal, Refused, ReplicaSettings, Side, in_full};
 use crate::member::{Event, SessionId};
 use crate::proto::Envelope;
-use crate::wire::{Arrival, KNOWS_ALL, WireError};
+use crate::wire::{Arrival, KNOWS_ALL, Objection, WireError};
 use crate::{Error, Result};
 
 /// The most connections at the same time. There is one coordinator, and its successors.
@@ -44,17 +45,41 @@ const UNSENT_BYTES_MAX: usize = 96 << 20;
 /// A replica that is being served. It ends when this is dropped.
 pub struct ReplicaServer {
     address: Address,
+    refusals: SharedRefusals,
+    allowed: watch::Sender<Allowed>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     ended: oneshot::Receiver<Option<Error>>,
 }
 
 impl ReplicaServer {
-    /// Opens a replica and serves it at that address. Blocks while the replica is opened.
+    /// Opens a replica and serves it at that address, on this machine. Blocks while the replica is opened.
     pub fn start(settings: ReplicaSettings, listen: &Address) -> Result<ReplicaServer> {
+        ReplicaServer::start_with(settings, listen, None, BTreeSet::new())
+    }
+
+    /// The same at an address that other nodes can reach. `credentials` are those of the node that the address names,
+    /// and `allowed` are the nodes that may serve the volume.
+    pub fn start_tls(
+        settings: ReplicaSettings,
+        listen: &Address,
+        credentials: &Credentials,
+        allowed: BTreeSet<NodeName>,
+    ) -> Result<ReplicaServer> {
+        ReplicaServer::start_with(settings, listen, Some(credentials), allowed)
+    }
+
+    fn start_with(
+        settings: ReplicaSettings,
+        listen: &Address,
+        credentials: Option<&Credentials>,
+        allowed: BTreeSet<NodeName>,
+    ) -> Result<ReplicaServer> {
         let name = settings.path.file_name().unwrap_or_default().to_owned();
         let replica = LocalReplica::open(settings)?;
-        let (listener, address) = Bound::bind(listen)?;
+        let (bound, address) = Bound::bind(listen, credentials)?;
+        let (allowed, allowed_now) = watch::channel(Arc::new(allowed));
+        let refusals = SharedRefusals::default();
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -62,8 +87,9 @@ impl ReplicaServer {
             .build()
             .map_err(|source| Error::Thread { source })?;
         let at = address.clone();
+        let noted = refusals.clone();
         let run = move || {
-            let result = runtime.block_on(serve(replica, listener, stopped));
+            let result = runtime.block_on(serve(replica, bound, allowed_now, noted, stopped));
             if let Err(error) = &result {
                 tracing::error!("the replica at {at} ended: {}", in_full(error));
             }
@@ -76,6 +102,8 @@ impl ReplicaServer {
             .map_err(|source| Error::Thread { source })?;
         Ok(ReplicaServer {
             address,
+            refusals,
+            allowed,
             stop: Some(stop),
             thread: Some(thread),
             ended,
@@ -85,6 +113,17 @@ impl ReplicaServer {
     /// Where it listens: with the port that the kernel chose, if it was asked to.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Sets the nodes that may serve the volume. New connections of others are refused from now on; those that there
+    /// are end within a second.
+    pub fn allow(&self, nodes: BTreeSet<NodeName>) {
+        self.allowed.send_replace(Arc::new(nodes));
+    }
+
+    /// The connections that were refused lately, the latest at the end.
+    pub fn refusals(&self) -> Vec<Refused> {
+        self.refusals.lock().list()
     }
 
     /// Waits until the replica is not served any more, and says why, unless it was stopped.
@@ -120,11 +159,11 @@ impl Drop for ReplicaServer {
 /// A socket that is listened on, before it belongs to a runtime.
 enum Bound {
     Unix(std::os::unix::net::UnixListener),
-    Tcp(std::net::TcpListener),
+    Tls(std::net::TcpListener, Credentials),
 }
 
 impl Bound {
-    fn bind(address: &Address) -> Result<(Bound, Address)> {
+    fn bind(address: &Address, credentials: Option<&Credentials>) -> Result<(Bound, Address)> {
         let fail = |source| Error::Address {
             doing: "listen at",
             address: address.clone(),
@@ -143,11 +182,24 @@ impl Bound {
                 listener.set_nonblocking(true).map_err(fail)?;
                 Ok((Bound::Unix(listener), address.clone()))
             }
-            Address::Tcp(wanted) => {
-                let listener = std::net::TcpListener::bind(wanted).map_err(fail)?;
+            Address::Tls { node, at } => {
+                let Some(credentials) = credentials else {
+                    let address = address.clone();
+                    return Err(Error::CredentialsAbsent { address });
+                };
+                if credentials.node() != node {
+                    return Err(Error::CredentialsForeign {
+                        address: address.clone(),
+                        found: credentials.node().clone(),
+                    });
+                }
+                let listener = std::net::TcpListener::bind(at).map_err(fail)?;
                 listener.set_nonblocking(true).map_err(fail)?;
-                let chosen = listener.local_addr().map_err(fail)?;
-                Ok((Bound::Tcp(listener), Address::Tcp(chosen)))
+                let address = Address::Tls {
+                    node: node.clone(),
+                    at: listener.local_addr().map_err(fail)?,
+                };
+                Ok((Bound::Tls(listener, credentials.clone()), address))
             }
         }
     }
@@ -155,24 +207,13 @@ impl Bound {
 
 enum Listener {
     Unix(UnixListener),
-    Tcp(TcpListener),
-}
-
-impl Listener {
-    fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Stream>> {
-        match self {
-            Listener::Unix(listener) => listener
-                .poll_accept(context)
-                .map_ok(|(stream, _)| Stream::Unix(stream)),
-            Listener::Tcp(listener) => listener
-                .poll_accept(context)
-                .map(|accepted| accepted.and_then(|(stream, _)| Stream::tcp(stream))),
-        }
-    }
+    Tls(Box<Gate>),
 }
 
 struct Connection {
     link: Link,
+    /// The node at the other end, if it is not this machine.
+    node: Option<NodeName>,
     since: Instant,
     /// It was told where the data file is.
     placed: bool,
@@ -183,6 +224,7 @@ struct Connection {
 struct Server {
     replica: LocalReplica,
     listener: Listener,
+    refusals: SharedRefusals,
     connections: BTreeMap<SessionId, Connection>,
     session_last: SessionId,
     look: Interval,
@@ -190,14 +232,24 @@ struct Server {
     wishes: Vec<Wish>,
 }
 
-async fn serve(replica: LocalReplica, bound: Bound, stopped: oneshot::Receiver<()>) -> Result<()> {
+async fn serve(
+    replica: LocalReplica,
+    bound: Bound,
+    allowed: watch::Receiver<Allowed>,
+    refusals: SharedRefusals,
+    stopped: oneshot::Receiver<()>,
+) -> Result<()> {
     let listener = match bound {
         Bound::Unix(listener) => UnixListener::from_std(listener).map(Listener::Unix),
-        Bound::Tcp(listener) => TcpListener::from_std(listener).map(Listener::Tcp),
+        Bound::Tls(listener, credentials) => TcpListener::from_std(listener).map(|listener| {
+            let gate = Gate::new(listener, credentials, allowed, refusals.clone());
+            Listener::Tls(Box::new(gate))
+        }),
     };
     let mut server = Server {
         replica,
         listener: listener.map_err(|source| Error::Thread { source })?,
+        refusals,
         connections: BTreeMap::new(),
         session_last: 0,
         look: tokio::time::interval(LOOK_EVERY),
@@ -214,8 +266,8 @@ async fn serve(replica: LocalReplica, bound: Bound, stopped: oneshot::Receiver<(
 
 impl Server {
     fn turn(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
-        self.accept(context);
-        let mut again = self.receive(context);
+        let mut again = self.accept(context);
+        again |= self.receive(context);
         for (session, envelope) in self.received.drain(..) {
             self.replica.take(Event::Received { session, envelope });
         }
@@ -227,6 +279,9 @@ impl Server {
         self.flush(context);
         while self.look.poll_tick(context).is_ready() {
             self.drop_strangers();
+            if self.drop_revoked() {
+                again = true;
+            }
         }
         again |= self
             .connections
@@ -238,30 +293,59 @@ impl Server {
         Poll::Pending
     }
 
-    fn accept(&mut self, context: &mut Context<'_>) {
-        while let Poll::Ready(accepted) = self.listener.poll_accept(context) {
-            match accepted {
-                Ok(_) if self.connections.len() >= CONNECTIONS_MAX => {
-                    tracing::warn!("a connection was refused: there are {CONNECTIONS_MAX} already");
+    /// Takes new connections. Says whether there may be more.
+    fn accept(&mut self, context: &mut Context<'_>) -> bool {
+        let mut accepted = Vec::new();
+        let again = match &mut self.listener {
+            Listener::Unix(listener) => {
+                while let Poll::Ready(next) = listener.poll_accept(context) {
+                    match next {
+                        Ok((stream, _)) => accepted.push((Stream::Unix(stream), None)),
+                        Err(error) => {
+                            // Out of descriptors, or a connection that broke at once. The next look
+                            // tries again.
+                            tracing::warn!("could not accept a connection: {error}");
+                            break;
+                        }
+                    }
                 }
-                Ok(stream) => {
-                    self.session_last += 1;
-                    let connection = Connection {
-                        link: Link::new(stream),
-                        placed: false,
-                        since: Instant::now(),
-                        paused: false,
-                    };
-                    self.connections.insert(self.session_last, connection);
-                }
-                Err(error) => {
-                    // Out of descriptors, or a connection that broke at once. The next look tries
-                    // again.
-                    tracing::warn!("could not accept a connection: {error}");
-                    return;
-                }
+                false
             }
+            Listener::Tls(gate) => {
+                let again = gate.poll_knocks(context);
+                while let Poll::Ready(entered) = gate.poll_entered(context) {
+                    let stream = Stream::Tls(Box::new(entered.stream));
+                    accepted.push((stream, Some(entered.node)));
+                }
+                again
+            }
+        };
+        for (stream, node) in accepted {
+            self.connect(context, stream, node);
         }
+        again
+    }
+
+    fn connect(&mut self, context: &mut Context<'_>, stream: Stream, node: Option<NodeName>) {
+        let mut link = Link::new(stream);
+        if self.connections.len() >= CONNECTIONS_MAX {
+            link.object(context, Objection::Crowded);
+            self.note(&link, Side::Here, Refusal::Crowded);
+            return;
+        }
+        self.session_last += 1;
+        let connection = Connection {
+            link,
+            node,
+            placed: false,
+            since: Instant::now(),
+            paused: false,
+        };
+        self.connections.insert(self.session_last, connection);
+    }
+
+    fn note(&self, link: &Link, by: Side, why: Refusal) {
+        self.refusals.lock().add(link.peer_ip(), by, why);
     }
 
     /// Reads what has arrived. Says whether there may be more.
@@ -279,7 +363,7 @@ impl Server {
                 Arrival::Message(envelope) => received.push((*session, envelope)),
                 Arrival::Lend(offered) => lend = Some(offered),
                 Arrival::Knows(_) => knows = true,
-                Arrival::Place(_) | Arrival::Borrows => strange = true,
+                Arrival::Place(_) | Arrival::Borrows | Arrival::Objects(_) => strange = true,
             };
             let polled = connection.link.poll_receive(context, sink);
             if knows && let Err(error) = connection.link.send_knows(KNOWS_ALL) {
@@ -295,7 +379,7 @@ impl Server {
                 ended.push((*session, WireError::Nonsense.into()));
                 continue;
             }
-            if connection.link.trusts() && !connection.placed {
+            if connection.link.is_near() && !connection.placed {
                 connection.placed = true;
                 if let Some(place) = self.replica.place()
                     && let Err(error) = connection.link.send_place(&place)
@@ -317,16 +401,49 @@ impl Server {
     }
 
     fn end(&mut self, session: SessionId, error: &LinkError) {
-        match error {
-            LinkError::Closed | LinkError::Io(_) => tracing::debug!(session, "{error}"),
-            LinkError::Wire(_) | LinkError::Choked => {
-                tracing::warn!(session, "a connection was closed: {error}");
+        if let Some(connection) = self.connections.remove(&session) {
+            let own = match &self.listener {
+                Listener::Unix(_) => None,
+                Listener::Tls(gate) => Some(gate.node()),
+            };
+            match Refusal::behind(error, own, None) {
+                Some((by, why)) => self.note(&connection.link, by, why),
+                None if matches!(error, LinkError::Choked) => {
+                    tracing::warn!(session, "a connection was closed: {error}");
+                }
+                None => tracing::debug!(session, "{error}"),
             }
         }
-        self.connections.remove(&session);
+        self.forget(session);
+    }
+
+    /// Forgets a connection that is gone.
+    fn forget(&mut self, session: SessionId) {
         // What it sent before is not worked on: nobody would hear of it.
         self.received.retain(|(of, _)| *of != session);
         self.replica.take(Event::Closed { session });
+    }
+
+    /// Ends the connections of nodes that may not serve the volume any more. Says whether there were some.
+    fn drop_revoked(&mut self) -> bool {
+        let Listener::Tls(gate) = &self.listener else {
+            return false;
+        };
+        let revoked: Vec<_> = self
+            .connections
+            .extract_if(.., |_, it| {
+                it.node.as_ref().is_some_and(|node| !gate.allows(node))
+            })
+            .collect();
+        let is_some = !revoked.is_empty();
+        for (session, connection) in revoked {
+            if let Some(found) = connection.node {
+                let why = Refusal::OtherNode { found };
+                self.note(&connection.link, Side::Here, why);
+            }
+            self.forget(session);
+        }
+        is_some
     }
 
     /// Does what the replica wants of its connections.

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::Address;
-use super::link::{Link, LinkError, Stream};
+use super::dial::dial;
+use super::link::{Link, LinkError};
+use super::{Address, Credentials, Failure};
 use crate::proto::{Answer, Body, Envelope, Promise, ReplicaId, Request, Surveyed};
 use crate::wire::Arrival;
 
@@ -23,7 +24,15 @@ pub enum SurveyFault {
         /// Where it was looked for.
         address: Address,
         /// What the operating system said.
-        source: io::Error,
+        kind: io::ErrorKind,
+    },
+    /// Somebody listens there, and there is no connection all the same.
+    #[error("there is no connection to the copy at {address}: {why}")]
+    NotConnected {
+        /// Where it was looked for.
+        address: Address,
+        /// Why.
+        why: Failure,
     },
     /// It did not answer in time.
     #[error("the copy at {address} did not answer in time")]
@@ -40,16 +49,19 @@ pub enum SurveyFault {
 }
 
 /// Asks every replica what it has. This changes nothing and does not disturb the coordinator. A replica may take
-/// `patience` to answer; all are asked at the same time.
+/// `patience` to answer; all are asked at the same time. Replicas on other nodes are asked with these credentials.
 pub async fn survey(
     volume: Uuid,
     addresses: BTreeMap<ReplicaId, Address>,
+    credentials: Option<&Credentials>,
     patience: Duration,
 ) -> BTreeMap<ReplicaId, Result<Surveyed, SurveyFault>> {
     let mut asked = tokio::task::JoinSet::new();
     for (replica, address) in addresses {
+        let credentials = credentials.cloned();
         asked.spawn(async move {
-            let answer = tokio::time::timeout(patience, ask(volume, replica, &address)).await;
+            let asking = ask(volume, replica, &address, credentials.as_ref());
+            let answer = tokio::time::timeout(patience, asking).await;
             (
                 replica,
                 answer.unwrap_or(Err(SurveyFault::Silent { address })),
@@ -64,16 +76,24 @@ pub async fn survey(
     found
 }
 
-async fn ask(volume: Uuid, replica: ReplicaId, address: &Address) -> Result<Surveyed, SurveyFault> {
-    let unreachable = |source| SurveyFault::Unreachable {
-        address: address.clone(),
-        source,
+async fn ask(
+    volume: Uuid,
+    replica: ReplicaId,
+    address: &Address,
+    credentials: Option<&Credentials>,
+) -> Result<Surveyed, SurveyFault> {
+    let unreachable = |why| {
+        let address = address.clone();
+        match why {
+            Failure::Connect(kind) => SurveyFault::Unreachable { address, kind },
+            why => SurveyFault::NotConnected { address, why },
+        }
     };
     let refused = || SurveyFault::Refused {
         address: address.clone(),
     };
-    let stream = Stream::connect(address).await.map_err(unreachable)?;
-    let mut link = Link::new(stream);
+    let dialled = dial(address, credentials).await.map_err(unreachable)?;
+    let mut link = Link::new(dialled.stream);
     let question = Envelope {
         volume,
         replica,

@@ -1,7 +1,7 @@
 //! The bytes of a message: a fixed header, the fields, and the payload as it is.
 //!
 //! ```text
-//!   0  magic "TRLW"     4  version u16    6  kind u16: 0 to 6
+//!   0  magic "TRLW"     4  version u16    6  kind u16: 0 to 7
 //!   8  fields u32      12  payload u32   16  CRC32C u32 of everything else in the frame
 //!  20  fields: identity (64 bytes), tag of the message, what belongs to it
 //!   …  payload: the bytes of a write, of a read or of a repair, never copied
@@ -17,6 +17,13 @@
 //!
 //! Kind 6 is a set of bits that says what the sender knows beyond the first version. A volume sends it first of all, a
 //! replica only in answer to that. A peer that does not know this kind hangs up; the volume then connects without it.
+//! Between nodes it is required: both sides send it before anything else.
+//!
+//! Kind 7 is the last frame of a connection: why the sender ends it.
+//!
+//! Magic, version and kind are where they are in every version, past and future. A frame of another version is answered
+//! with kind 7 in the version of the one who answers, and the connection ends. So each side learns the version of the
+//! other from a header, and both can say what does not fit.
 //!
 //! All numbers are little-endian. A frame is read in two steps. The header says how long the rest is, and is refused
 //! if that is too long, before anything is allocated; then the rest is read. Nothing that a peer sends panics, and a
@@ -45,8 +52,10 @@ pub const FIELDS_BYTES_MAX: usize = 160 << 10;
 /// The most bytes of payload: a region.
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
+/// The version that is spoken here.
+pub const VERSION: u16 = 1;
+
 const MAGIC: [u8; 4] = *b"TRLW";
-const VERSION: u16 = 1;
 
 const KIND_SUMMED: u16 = 0;
 const KIND_UNSUMMED: u16 = 1;
@@ -55,6 +64,7 @@ const KIND_LEND: u16 = 3;
 const KIND_BORROWS: u16 = 4;
 const KIND_LENT: u16 = 5;
 const KIND_KNOWS: u16 = 6;
+const KIND_OBJECTS: u16 = 7;
 
 /// Bit of kind 6: blocks are compared with their sums on demand (`Verify`, `Salvage`, `RepairPart`).
 pub const KNOWS_SUMS: u32 = 1;
@@ -62,6 +72,13 @@ pub const KNOWS_SUMS: u32 = 1;
 pub const KNOWS_CALLS: u32 = 2;
 /// All that is known here.
 pub const KNOWS_ALL: u32 = KNOWS_SUMS | KNOWS_CALLS;
+/// What a peer on another node must know. No release speaks to other nodes and lacks one of these.
+pub const KNOWS_NEEDED: u32 = KNOWS_SUMS | KNOWS_CALLS;
+
+/// Codes of kind 7.
+const OBJECTS_VERSION: u32 = 1;
+const OBJECTS_FEATURES: u32 = 2;
+const OBJECTS_CROWDED: u32 = 3;
 
 /// What stands for a payload that was lent.
 const LENT_BYTES: usize = 12;
@@ -88,11 +105,13 @@ pub enum WireError {
     /// They do not begin like one.
     #[error("the peer does not speak this protocol")]
     Magic,
-    /// They are of a later protocol.
-    #[error("the peer speaks version {version} of the protocol, which is unknown here")]
+    /// They are of another version of the protocol.
+    #[error("the peer speaks version {theirs} of the protocol, and version {ours} is spoken here")]
     Version {
-        /// The version.
-        version: u16,
+        /// The version of the peer.
+        theirs: u16,
+        /// The version that is spoken here.
+        ours: u16,
     },
     /// It would be larger than a message may be.
     #[error("the message is longer than a message may be")]
@@ -179,6 +198,27 @@ pub enum Arrival {
     Borrows,
     /// What the peer knows.
     Knows(u32),
+    /// Why the peer ends the connection.
+    Objects(Objection),
+}
+
+/// Why a peer ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objection {
+    /// It does not speak the version that it was shown.
+    Version {
+        /// The version that it was shown.
+        shown: u16,
+    },
+    /// It needs something that the other side does not know.
+    Features {
+        /// What is missing, as bits of kind 6.
+        missing: u32,
+    },
+    /// It has too many connections.
+    Crowded,
+    /// A reason that is unknown here.
+    Unknown,
 }
 
 /// What becomes of a message's payload.
@@ -259,6 +299,22 @@ pub fn encode_knows(bits: u32, heads: &mut BytesMut) -> Result<(), WireError> {
     finish(KIND_KNOWS, start, &[], heads)
 }
 
+/// Says behind `heads` why the connection ends.
+pub fn encode_objects(objection: Objection, heads: &mut BytesMut) -> Result<(), WireError> {
+    let start = heads.len();
+    heads.extend_from_slice(&[0; HEADER_BYTES]);
+    let (code, value) = match objection {
+        Objection::Version { shown } => (OBJECTS_VERSION, u32::from(shown)),
+        Objection::Features { missing } => (OBJECTS_FEATURES, missing),
+        Objection::Crowded => (OBJECTS_CROWDED, 0),
+        Objection::Unknown => (0, 0),
+    };
+    let mut to = cursor::Writer(heads);
+    to.u32(code);
+    to.u32(value);
+    finish(KIND_OBJECTS, start, &[], heads)
+}
+
 /// Puts the place of a data file behind `heads`.
 pub fn encode_place(place: &Place, heads: &mut BytesMut) -> Result<(), WireError> {
     let start = heads.len();
@@ -295,9 +351,9 @@ fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<(Header, usize, usize), WireError
     if header.magic != MAGIC {
         return Err(WireError::Magic);
     }
-    let version = header.version.get();
-    if version != VERSION {
-        return Err(WireError::Version { version });
+    let (theirs, ours) = (header.version.get(), VERSION);
+    if theirs != ours {
+        return Err(WireError::Version { theirs, ours });
     }
     let length = |value: U32| usize::try_from(value.get()).unwrap_or(usize::MAX);
     let (fields, payload) = (length(header.fields), length(header.payload));
@@ -355,6 +411,7 @@ pub fn decode_any(
         KIND_LEND if payload.is_empty() => lend(fields).map(Arrival::Lend),
         KIND_BORROWS if body.is_empty() => Some(Arrival::Borrows),
         KIND_KNOWS if payload.is_empty() => knows(fields).map(Arrival::Knows),
+        KIND_OBJECTS if payload.is_empty() => objects(fields).map(Arrival::Objects),
         _ => None,
     };
     arrival.ok_or(WireError::Nonsense)
@@ -383,6 +440,20 @@ fn lend(fields: &[u8]) -> Option<Lend> {
 /// Bits of a later version, and what else it may say, mean nothing here.
 fn knows(fields: &[u8]) -> Option<u32> {
     cursor::Cursor(fields).u32()
+}
+
+/// Codes of a later version are a reason all the same.
+fn objects(fields: &[u8]) -> Option<Objection> {
+    let mut from = cursor::Cursor(fields);
+    let (code, value) = (from.u32()?, from.u32()?);
+    Some(match code {
+        OBJECTS_VERSION => Objection::Version {
+            shown: u16::try_from(value).ok()?,
+        },
+        OBJECTS_FEATURES => Objection::Features { missing: value },
+        OBJECTS_CROWDED => Objection::Crowded,
+        _ => Objection::Unknown,
+    })
 }
 
 fn place(fields: &[u8]) -> Option<Place> {

@@ -1,17 +1,21 @@
 //! Replicas as processes, so that they can be killed and frozen.
 #![allow(dead_code, reason = "every test binary uses its own part of this")]
 
+#[path = "pki.rs"]
+pub(crate) mod pki;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use pki::Home;
 use rustix::process::{Pid, Signal, kill_process};
 use trellis_api::Bytes;
 use trellis_api::step::Step;
 use trellis_engine::coordinator::Status;
-use trellis_engine::drive::{Address, Volume, VolumeSettings};
+use trellis_engine::drive::{Address, Credentials, Volume, VolumeSettings};
 use trellis_engine::proto::{Config, ReplicaId};
 use trellis_engine::replica::{Identity, Pool, Provisioning, Purpose};
 use uuid::Uuid;
@@ -95,6 +99,8 @@ pub(crate) struct Replica {
     pub(crate) pool: PathBuf,
     provisioning: Provisioning,
     listen: Address,
+    /// Where the credentials of its node are, if it listens for other nodes.
+    credentials: Option<PathBuf>,
     process: Option<Process>,
 }
 
@@ -123,6 +129,7 @@ impl Replica {
             pool: pool.to_owned(),
             provisioning,
             listen,
+            credentials: None,
             process: None,
         }
     }
@@ -141,6 +148,10 @@ impl Replica {
             .arg(self.listen.to_string());
         if self.provisioning == Provisioning::Thick {
             command.arg("thick");
+        }
+        if let Some(dir) = &self.credentials {
+            command.arg(format!("credentials={}", dir.display()));
+            command.arg(format!("allow={COORDINATOR}"));
         }
         if let Some(step) = step {
             command.env("DIES_AT", step.name());
@@ -198,20 +209,43 @@ impl Replica {
     }
 }
 
+/// The node that coordinates, if the replicas are on nodes of their own.
+pub(crate) const COORDINATOR: &str = "coordinator";
+
 /// A volume with its replicas.
 pub(crate) struct Cluster {
     pub(crate) volume: Uuid,
     pub(crate) replicas: Vec<Replica>,
     home: tempfile::TempDir,
+    /// If the replicas are on nodes of their own: who signs certificates, and what the coordinator has.
+    nodes: Option<(Home, Credentials)>,
 }
 
 impl Cluster {
     /// A volume with so many replicas, which run.
     pub(crate) fn start(count: usize, size: u64) -> Cluster {
+        Cluster::start_on(tempfile::tempdir().unwrap(), None, count, size)
+    }
+
+    /// The same with replicas on nodes of their own, which are reached by TLS.
+    pub(crate) fn start_tls(count: usize, size: u64) -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::new();
+        let credentials = home.credentials(dir.path(), COORDINATOR);
+        Cluster::start_on(dir, Some((home, credentials)), count, size)
+    }
+
+    fn start_on(
+        home: tempfile::TempDir,
+        nodes: Option<(Home, Credentials)>,
+        count: usize,
+        size: u64,
+    ) -> Cluster {
         let mut cluster = Cluster {
             volume: Uuid::new_v4(),
             replicas: Vec::new(),
-            home: tempfile::tempdir().unwrap(),
+            home,
+            nodes,
         };
         for _ in 0..count {
             let pool = cluster.new_pool();
@@ -237,8 +271,18 @@ impl Cluster {
             volume: self.volume,
             replica: Uuid::new_v4(),
         };
-        let listen = Address::Unix(self.home.path().join(format!("{index}.sock")));
+        let home = self.home.path();
+        let (listen, credentials) = match &self.nodes {
+            None => (Address::Unix(home.join(format!("{index}.sock"))), None),
+            Some((authority, _)) => {
+                let node = format!("node-{index}");
+                authority.credentials(home, &node);
+                let listen = format!("tls:{node}@127.0.0.1:0").parse().unwrap();
+                (listen, Some(home.join(node)))
+            }
+        };
         let mut replica = Replica::make(pool, identity, size, provisioning, listen);
+        replica.credentials = credentials;
         replica.start();
         self.replicas.push(replica);
     }
@@ -254,8 +298,21 @@ impl Cluster {
         Config::majority(self.replicas.iter().map(|it| it.identity.replica).collect())
     }
 
+    /// What the coordinator proves itself with, if the replicas are on other nodes.
+    pub(crate) fn credentials(&self) -> Option<&Credentials> {
+        self.nodes.as_ref().map(|(_, credentials)| credentials)
+    }
+
+    /// Where the coordinator has its credentials.
+    pub(crate) fn credentials_dir(&self) -> PathBuf {
+        self.home.path().join(COORDINATOR)
+    }
+
     pub(crate) fn settings(&self) -> VolumeSettings {
-        VolumeSettings::new(self.volume, self.config(), self.addresses())
+        VolumeSettings {
+            credentials: self.credentials().cloned(),
+            ..VolumeSettings::new(self.volume, self.config(), self.addresses())
+        }
     }
 
     pub(crate) fn id(&self, index: usize) -> ReplicaId {

@@ -130,7 +130,7 @@ impl Findings {
                 addresses.insert(id, address.parse::<Address>()?);
             }
         }
-        let found = survey(id, addresses, SURVEY_TIME_MAX).await;
+        let found = survey(id, addresses, None, SURVEY_TIME_MAX).await;
         let status = view
             .target
             .as_ref()

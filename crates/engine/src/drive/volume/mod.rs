@@ -30,7 +30,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
-use super::{Address, LocalReplica};
+use super::{Address, Credentials, LocalReplica, Trouble};
 use crate::coordinator::{GrowthHeld, IoOp, Limits, Status, Takeover};
 use crate::drive::lent::{Arena, Slot};
 use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, SnapshotRecord};
@@ -63,6 +63,8 @@ pub struct VolumeSettings {
     pub config: Config,
     /// Where the replicas are reached.
     pub addresses: BTreeMap<ReplicaId, Address>,
+    /// What this node proves itself with. Needed if a replica is on another node.
+    pub credentials: Option<Credentials>,
     /// Bounds.
     pub limits: Limits,
     /// The lowest generation to take, for a supervisor that counts for itself.
@@ -91,6 +93,7 @@ impl VolumeSettings {
             volume,
             config,
             addresses,
+            credentials: None,
             limits: Limits::default(),
             generation_min: 1,
             patience: Duration::from_secs(30),
@@ -196,8 +199,12 @@ pub struct Volume {
     arena: Option<Arc<Arena>>,
     size: Arc<AtomicU64>,
     status: watch::Receiver<Status>,
+    troubles: watch::Receiver<Troubles>,
     ended: watch::Receiver<Option<Ended>>,
 }
+
+/// Why replicas are not reached.
+type Troubles = BTreeMap<ReplicaId, Trouble>;
 
 type Answer<T> = std::result::Result<T, VolumeError>;
 
@@ -232,7 +239,7 @@ impl Volume {
                 tracing::debug!("no memory to share with replicas: {error}");
             })
             .ok();
-        let (owner, status, ended) = Owner::new(
+        let (owner, status, troubles, ended) = Owner::new(
             settings,
             replicas,
             commands,
@@ -244,6 +251,7 @@ impl Volume {
             arena,
             size,
             status,
+            troubles,
             ended,
         };
         (volume, owner)
@@ -257,6 +265,12 @@ impl Volume {
     /// How the volume is.
     pub fn status(&self) -> Status {
         self.status.borrow().clone()
+    }
+
+    /// Why the last connection to a replica was not made, or has ended, for every replica with which no messages have
+    /// been exchanged since.
+    pub fn troubles(&self) -> BTreeMap<ReplicaId, Trouble> {
+        self.troubles.borrow().clone()
     }
 
     /// The status, to be told of its changes. They are told within a fraction of a second.

@@ -20,7 +20,7 @@ use super::extents;
 use super::peers::{Happened, Peers};
 use super::requests::{Command, Reply, Requests};
 use super::spin::Spin;
-use super::{Ended, LocalReplica, VolumeError, VolumeSettings, WhenFull};
+use super::{Ended, LocalReplica, Troubles, VolumeError, VolumeSettings, WhenFull};
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status, Takeover};
 use crate::drive::Address;
 use crate::drive::lent::Arena;
@@ -89,6 +89,7 @@ pub(super) struct Owner {
     status_due: bool,
     size: Arc<AtomicU64>,
     status: watch::Sender<Status>,
+    troubles: watch::Sender<Troubles>,
     ended: watch::Sender<Option<Ended>>,
     end: Option<Ended>,
 }
@@ -121,6 +122,7 @@ impl Owner {
     ) -> (
         Owner,
         watch::Receiver<Status>,
+        watch::Receiver<Troubles>,
         watch::Receiver<Option<Ended>>,
     ) {
         let promise = Promise {
@@ -135,8 +137,10 @@ impl Owner {
         };
         let coordinator = coordinator_of(&settings, promise, view.clone());
         let addresses = std::mem::take(&mut settings.addresses);
-        let peers = Peers::new(addresses, replicas, arena);
+        let credentials = settings.credentials.clone();
+        let peers = Peers::new(addresses, replicas, credentials, arena);
         let (status, status_seen) = watch::channel(coordinator.status());
+        let (troubles, troubles_seen) = watch::channel(Troubles::new());
         let (ended, ended_seen) = watch::channel(None);
         let when_full = settings.when_full;
         let now = Instant::now();
@@ -167,10 +171,11 @@ impl Owner {
             status_due: true,
             size,
             status,
+            troubles,
             ended,
             end: None,
         };
-        (owner, status_seen, ended_seen)
+        (owner, status_seen, troubles_seen, ended_seen)
     }
 
     pub(super) async fn run(mut self) {
@@ -597,15 +602,21 @@ impl Owner {
         }
         self.status_at = now;
         self.status_due = false;
-        let status = self.coordinator.status();
-        self.status.send_if_modified(|told| {
-            let changed = *told != status;
-            if changed {
-                *told = status;
-            }
-            changed
-        });
+        // First the troubles, so that who is told of a replica that is away finds out why.
+        change(&self.troubles, self.peers.troubles());
+        change(&self.status, self.coordinator.status());
     }
+}
+
+/// Tells what has changed, if it has.
+fn change<T: PartialEq>(to: &watch::Sender<T>, new: T) {
+    to.send_if_modified(|told| {
+        let changed = *told != new;
+        if changed {
+            *told = new;
+        }
+        changed
+    });
 }
 
 fn refuse(command: Command, error: VolumeError) {

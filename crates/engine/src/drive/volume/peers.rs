@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc;
 
@@ -16,10 +16,12 @@ use super::{Address, LocalReplica};
 use crate::coordinator::SessionId;
 use crate::drive::buffers::Buffers;
 use crate::drive::core::Wish;
+use crate::drive::dial::{Dialled, dial};
 use crate::drive::lent::Arena;
-use crate::drive::link::{Link, LinkError, Stream};
+use crate::drive::link::{Link, LinkError};
 use crate::drive::reader::Reader;
 use crate::drive::sums::{rotten, slots_of};
+use crate::drive::{Credentials, Failure, Trouble};
 use crate::member;
 use crate::proto::{Answer, Body, Content, Envelope, ReplicaId};
 use crate::replica::NearSums;
@@ -30,7 +32,7 @@ use crate::wire::{Arrival, KNOWS_ALL, KNOWS_CALLS, KNOWS_SUMS, Place as FilePlac
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// How long a connection may take to be made.
+/// How long a connection may take to be made, with all that is said before the first message.
 const DIAL_MAX: Duration = Duration::from_secs(2);
 
 /// What happened on the connections.
@@ -70,12 +72,15 @@ struct Peer {
     is_dialling: bool,
     retry_at: Option<Instant>,
     tries: u32,
+    /// Why the last connection was not made, or has ended.
+    trouble: Option<Trouble>,
 }
 
-struct Dialled {
+/// The end of an attempt to connect.
+struct Attempt {
     replica: ReplicaId,
     address: Address,
-    stream: io::Result<Stream>,
+    dialled: Result<Dialled, Failure>,
 }
 
 /// A data file on this machine.
@@ -96,9 +101,11 @@ struct Found {
 /// The connections to all replicas.
 pub(super) struct Peers {
     peers: BTreeMap<ReplicaId, Peer>,
+    /// For replicas on other nodes.
+    credentials: Option<Credentials>,
     session_last: SessionId,
-    dialled: mpsc::UnboundedReceiver<Dialled>,
-    dialled_to: mpsc::UnboundedSender<Dialled>,
+    attempts: mpsc::UnboundedReceiver<Attempt>,
+    attempts_to: mpsc::UnboundedSender<Attempt>,
     found: mpsc::UnboundedReceiver<Found>,
     found_to: mpsc::UnboundedSender<Found>,
     buffers: Buffers,
@@ -120,6 +127,17 @@ impl Peer {
             is_dialling: false,
             retry_at: Some(Instant::now()),
             tries: 0,
+            trouble: None,
+        }
+    }
+
+    /// Notes why a connection failed. The same failure again is no news.
+    fn fail(&mut self, failure: Failure) {
+        if self.trouble.as_ref().map(|it| &it.failure) != Some(&failure) {
+            self.trouble = Some(Trouble {
+                failure,
+                since: SystemTime::now(),
+            });
         }
     }
 }
@@ -128,9 +146,10 @@ impl Peers {
     pub(super) fn new(
         addresses: BTreeMap<ReplicaId, Address>,
         replicas: Vec<LocalReplica>,
+        credentials: Option<Credentials>,
         arena: Option<Arc<Arena>>,
     ) -> Peers {
-        let (dialled_to, dialled) = mpsc::unbounded_channel();
+        let (attempts_to, attempts) = mpsc::unbounded_channel();
         let (found_to, found) = mpsc::unbounded_channel();
         let there = addresses
             .into_iter()
@@ -140,9 +159,10 @@ impl Peers {
             .map(|replica| (replica.id(), Peer::new(Place::Here(Box::new(replica)))));
         Peers {
             peers: there.chain(here).collect(),
+            credentials,
             session_last: 0,
-            dialled,
-            dialled_to,
+            attempts,
+            attempts_to,
             found,
             found_to,
             buffers: Buffers::default(),
@@ -164,6 +184,12 @@ impl Peers {
 
     pub(super) fn ids(&self) -> Vec<ReplicaId> {
         self.peers.keys().copied().collect()
+    }
+
+    /// Why replicas are not reached.
+    pub(super) fn troubles(&self) -> BTreeMap<ReplicaId, Trouble> {
+        let trouble = |(id, peer): (&ReplicaId, &Peer)| Some((*id, peer.trouble.clone()?));
+        self.peers.iter().filter_map(trouble).collect()
     }
 
     /// Whether a connection is to be made, so that the clock should be looked at soon.
@@ -229,6 +255,11 @@ impl Peers {
 
     fn lost(&mut self, replica: ReplicaId, session: SessionId, error: &LinkError) -> Happened {
         tracing::info!(%replica, "{error}");
+        let own = self.credentials.as_ref().map(Credentials::node);
+        let failure = Failure::of(error, own, None);
+        if let Some(peer) = self.peers.get_mut(&replica) {
+            peer.fail(failure);
+        }
         self.close(replica, session);
         Happened::Closed(replica, session)
     }
@@ -296,15 +327,16 @@ impl Peers {
                 Place::There(address) => {
                     peer.is_dialling = true;
                     let (replica, address) = (*replica, address.clone());
-                    let to = self.dialled_to.clone();
+                    let to = self.attempts_to.clone();
+                    let credentials = self.credentials.clone();
                     tokio::spawn(async move {
-                        let dial = tokio::time::timeout(DIAL_MAX, Stream::connect(&address));
-                        let stream = dial.await.unwrap_or_else(|late| Err(late.into()));
+                        let dial = dial(&address, credentials.as_ref());
+                        let dialled = tokio::time::timeout(DIAL_MAX, dial).await;
                         // The volume may have ended meanwhile.
-                        let _ = to.send(Dialled {
+                        let _ = to.send(Attempt {
                             replica,
                             address,
-                            stream,
+                            dialled: dialled.unwrap_or(Err(Failure::Late)),
                         });
                     });
                 }
@@ -314,8 +346,8 @@ impl Peers {
 
     /// Takes what has happened on all connections. Says whether there may be more.
     pub(super) fn poll(&mut self, context: &mut Context<'_>, happened: &mut Vec<Happened>) -> bool {
-        while let Poll::Ready(Some(dialled)) = self.dialled.poll_recv(context) {
-            self.connected(dialled, happened);
+        while let Poll::Ready(Some(attempt)) = self.attempts.poll_recv(context) {
+            self.attempted(attempt, happened);
         }
         while let Poll::Ready(Some(found)) = self.found.poll_recv(context) {
             if let Some(peer) = self.peers.get_mut(&found.replica)
@@ -352,17 +384,12 @@ impl Peers {
                 }
                 Arrival::Borrows => borrows = true,
                 Arrival::Knows(bits) => knows = bits,
-                // Nobody lends to a volume; what is said of it means nothing.
-                Arrival::Lend(_) => {}
+                // Nobody lends to a volume; what is said of it means nothing. An objection ends the connection.
+                Arrival::Lend(_) | Arrival::Objects(_) => {}
             };
             let polled = link.poll_receive(context, sink);
             link.given_back(applied);
-            if knows & KNOWS_SUMS != 0 {
-                happened.push(Happened::Verifies(*replica, session));
-            }
-            if knows & KNOWS_CALLS != 0 {
-                happened.push(Happened::TakesCalls(*replica, session));
-            }
+            said(*replica, session, knows, happened);
             if let Some(arena) = &self.arena {
                 if is_near && let Err(error) = link.offer(arena) {
                     // Then the bytes go by the connection.
@@ -376,6 +403,7 @@ impl Peers {
             if has_spoken {
                 peer.tries = 0;
                 peer.has_spoken = true;
+                peer.trouble = None;
             }
             match polled {
                 Poll::Pending => {}
@@ -461,19 +489,19 @@ impl Peers {
         Some(Arc::clone(&near.file))
     }
 
-    fn connected(&mut self, dialled: Dialled, happened: &mut Vec<Happened>) {
-        let replica = dialled.replica;
+    fn attempted(&mut self, attempt: Attempt, happened: &mut Vec<Happened>) {
+        let replica = attempt.replica;
         let Some(peer) = self.peers.get_mut(&replica) else {
             return;
         };
         peer.is_dialling = false;
-        let current = matches!(&peer.place, Place::There(address) if *address == dialled.address);
-        match dialled.stream {
-            Ok(stream) if current && peer.session.is_none() => {
+        let current = matches!(&peer.place, Place::There(address) if *address == attempt.address);
+        match attempt.dialled {
+            Ok(dialled) if current && peer.session.is_none() => {
                 self.session_last += 1;
                 peer.session = Some(self.session_last);
-                let mut link = Link::new(stream);
-                if !peer.is_old {
+                let mut link = Link::new(dialled.stream);
+                if dialled.knows.is_none() && !peer.is_old {
                     link.trust();
                     if let Err(error) = link.send_knows(KNOWS_ALL) {
                         tracing::debug!(%replica, "{error}");
@@ -483,15 +511,18 @@ impl Peers {
                 peer.has_spoken = false;
                 peer.retry_at = None;
                 happened.push(Happened::Opened(replica, self.session_last));
+                let knows = dialled.knows.unwrap_or(0);
+                said(replica, self.session_last, knows, happened);
             }
             Ok(_) => self.retry(replica),
-            Err(error) => {
-                tracing::debug!(%replica, "could not connect to {}: {error}", dialled.address);
+            Err(failure) => {
+                tracing::debug!(%replica, "{}: {failure}", attempt.address);
                 // A frozen process still listens; who takes no more connections is not gone.
                 let gone = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
-                if gone.contains(&error.kind()) {
+                if matches!(&failure, Failure::Connect(kind) if gone.contains(kind)) {
                     happened.push(Happened::Unreachable(replica));
                 }
+                peer.fail(failure);
                 self.retry(replica);
             }
         }
@@ -545,5 +576,15 @@ impl Peers {
         for (replica, session, error) in lost {
             happened.push(self.lost(replica, session, &error));
         }
+    }
+}
+
+/// A replica has said what it knows.
+fn said(replica: ReplicaId, session: SessionId, knows: u32, happened: &mut Vec<Happened>) {
+    if knows & KNOWS_SUMS != 0 {
+        happened.push(Happened::Verifies(replica, session));
+    }
+    if knows & KNOWS_CALLS != 0 {
+        happened.push(Happened::TakesCalls(replica, session));
     }
 }

@@ -99,8 +99,8 @@ fn the_keeper_becomes_another_program_ten_times_in_the_middle_of_io() {
     let (first, target) = (keeper(&service).unwrap(), process(&service, "target"));
     let links = links(first);
     let (mut longest, is_over) = (Duration::ZERO, AtomicBool::new(false));
+    let lock = service.data().join("keeper/keeper.lock");
     std::thread::scope(|scope| {
-        let lock = service.data().join("keeper/keeper.lock");
         let looking = scope.spawn(|| is_always_held(&lock, &is_over));
         for (round, program) in programs.iter().cycle().take(ROUNDS).enumerate() {
             let asked = Instant::now();

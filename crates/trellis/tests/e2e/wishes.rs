@@ -185,3 +185,24 @@ fn a_pod_of_containers_is_told_that_nobody_runs_it() {
         (said.contains("FailedScheduling")).then_some(())
     });
 }
+
+// Fails if a use that the claim is not made for begins, does not say why it does not, or cannot be taken back.
+#[test]
+fn a_use_that_the_claim_is_not_made_for_is_held() {
+    let service = Service::start();
+    service.claim("data", "trellis", "320Mi");
+    let path = service.path("device");
+    service.apply(&format!(
+        "apiVersion: trellis.dev/v1alpha1\nkind: Attachment\nmetadata: {{name: wrong}}\nspec:\n  claimName: data\n  node: test-node\n  consumer: {{device: {{path: {}}}}}\n",
+        path.display()
+    ));
+    let hold = service.wait("the use is held", |service| {
+        let hold = &service.object("attachments.trellis.dev", "wrong")["status"]["hold"];
+        (!hold.is_null()).then(|| hold.clone())
+    });
+    assert_eq!(hold["reason"], "ConsumerUnfit");
+    assert!(!path.exists());
+    service.kubectl(&["delete", "attachments.trellis.dev", "wrong"]);
+    service.mount("data");
+    service.trellis(&["umount", "data"]);
+}

@@ -5,12 +5,14 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::Pid;
 use trellis_api::step::Step;
 use trellis_keeper::Link;
+use trellis_keeper::process::living;
 
 use super::together::{has_connection, keeper, kill, mount_anew};
 use super::{Load, end, mounted, process, service, successor, wait_whole, with_pools};
@@ -60,6 +62,17 @@ fn links(pid: Pid) -> BTreeSet<PathBuf> {
     links
 }
 
+/// Looks at the lock of the keeper again and again, and answers whether it was held each time.
+fn is_always_held(lock: &Path, is_over: &AtomicBool) -> bool {
+    while !is_over.load(Ordering::Relaxed) {
+        if !matches!(living(lock), Ok(Some(_))) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
 /// The keeper, when there is another one than `last` and it holds the connection.
 fn next_keeper(service: &Service, last: Pid) -> Pid {
     service.wait("another keeper holds the connection", |service| {
@@ -74,9 +87,9 @@ fn doctor(service: &Service) -> String {
     line.unwrap_or_else(|| panic!("{said}")).to_owned()
 }
 
-// Fails if the keeper's upgrade is seen by whoever uses the volume, ends the keeper's process, breaks the link of a
-// target, loses a connection, so that the next death of a target is an error, or loses a child, so that a dead one is
-// not let go of.
+// Fails if the keeper's upgrade is seen by whoever uses the volume, ends the keeper's process, lets go of its lock for a
+// moment, breaks the link of a target, loses a connection, so that the next death of a target is an error, or loses a
+// child, so that a dead one is not let go of.
 #[test]
 fn the_keeper_becomes_another_program_ten_times_in_the_middle_of_io() {
     let mut service = service();
@@ -85,16 +98,22 @@ fn the_keeper_becomes_another_program_ten_times_in_the_middle_of_io() {
     let load = Load::start(&path.join("load"));
     let (first, target) = (keeper(&service).unwrap(), process(&service, "target"));
     let links = links(first);
-    let mut longest = Duration::ZERO;
-    for (round, program) in programs.iter().cycle().take(ROUNDS).enumerate() {
-        let asked = Instant::now();
-        become_program(&service, program).unwrap();
-        longest = longest.max(asked.elapsed());
-        assert_eq!(runs(first), *program, "round {round}");
-        if round == ROUNDS / 2 {
-            service.trellis(&["grow", "data", "768Mi", "--wait"]);
+    let (mut longest, is_over) = (Duration::ZERO, AtomicBool::new(false));
+    let lock = service.data().join("keeper/keeper.lock");
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| is_always_held(&lock, &is_over));
+        for (round, program) in programs.iter().cycle().take(ROUNDS).enumerate() {
+            let asked = Instant::now();
+            become_program(&service, program).unwrap();
+            longest = longest.max(asked.elapsed());
+            assert_eq!(runs(first), *program, "round {round}");
+            if round == ROUNDS / 2 {
+                service.trellis(&["grow", "data", "768Mi", "--wait"]);
+            }
         }
-    }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(looking.join().unwrap(), "the lock was free for a moment");
+    });
     println!("{ROUNDS} replacements of the keeper, the longest took {longest:.1?}");
     assert_eq!(keeper(&service), Some(first), "the process stays");
     // The service, the target, and the listener.

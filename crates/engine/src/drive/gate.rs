@@ -102,7 +102,6 @@ impl Gate {
     /// The next node that has shown who it is.
     pub(super) fn poll_entered(&mut self, context: &mut Context<'_>) -> Poll<Entered> {
         while let Poll::Ready(Some(done)) = self.entering.poll_join_next(context) {
-            self.half_open.retain(|it| !it.task.is_finished());
             // One that was given up, or refused, has been noted.
             if let Ok(Some(entered)) = done
                 // It may have been taken out of the set while it showed who it is.
@@ -116,6 +115,7 @@ impl Gate {
 
     fn knocked(&mut self, socket: TcpStream, from: SocketAddr) {
         let from = from.ip().to_canonical();
+        self.half_open.retain(|it| !it.task.is_finished());
         if self.half_open.len() >= HALF_OPEN_MAX {
             self.make_room();
         }

@@ -233,6 +233,16 @@ impl Link {
         }
     }
 
+    /// Ends the connection, and lets the peer read what was said last, if the socket takes that at once.
+    pub(super) fn part(mut self, context: &mut Context<'_>) {
+        // The connection ends, whether this arrives or not.
+        let _ = self.poll_flush(context);
+        match self.stream {
+            Stream::Unix(_) => {}
+            Stream::Tls(stream) => drop(tokio::spawn(stream.linger())),
+        }
+    }
+
     /// How many bytes wait to be written.
     pub(super) fn unsent_bytes(&self) -> usize {
         self.unsent_bytes

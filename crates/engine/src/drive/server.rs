@@ -331,6 +331,7 @@ impl Server {
         if self.connections.len() >= CONNECTIONS_MAX {
             link.object(context, Objection::Crowded);
             self.note(&link, Side::Here, Refusal::Crowded);
+            link.part(context);
             return;
         }
         self.session_last += 1;
@@ -459,9 +460,8 @@ impl Server {
                     }
                 }
                 Wish::Close(session) => {
-                    if let Some(mut connection) = self.connections.remove(&session) {
-                        // What was said last should arrive, if that needs no waiting.
-                        let _ = connection.link.poll_flush(context);
+                    if let Some(connection) = self.connections.remove(&session) {
+                        connection.link.part(context);
                     }
                 }
                 Wish::Restart => self.connections.clear(),

@@ -374,7 +374,7 @@ impl TlsStream {
     }
 
     /// Lets the peer read why it was refused: closing a socket with unread bytes in it discards what was sent.
-    pub(super) async fn linger(mut self) {
+    pub(in crate::drive) async fn linger(mut self) {
         let drained = async {
             std::future::poll_fn(|context| self.poll_flush(context)).await?;
             self.socket.shutdown().await?;

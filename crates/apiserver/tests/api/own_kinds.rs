@@ -29,7 +29,7 @@ fn cases() -> Vec<Case> {
             collection: format!("{GROUP}/volumes"),
             kind: "Volume",
             spec: json!({ "capacity": "1Gi", "claim": claim, "class": "a", "replicas": 1, "filesystem": "xfs" }),
-            refused: json!({ "class": "b", "replicated": true, "filesystem": null }),
+            refused: json!({ "class": "b", "via": "fuse", "filesystem": null }),
             accepted: json!({ "capacity": "2Gi", "replicas": 2, "consistencyFactor": 2, "claim": { "uid": "v" },
                 "growth": { "by": "me", "at": "2026-01-01T00:00:00.000000Z", "from": "1Gi" } }),
         },

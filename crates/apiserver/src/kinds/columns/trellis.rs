@@ -113,10 +113,13 @@ fn path(attachment: &Value, _now: Timestamp) -> Value {
         .and_then(Value::as_object);
     let mut consumers = consumers.into_iter().flat_map(|each| each.values());
     let path = consumers.find_map(|each| each.get("path"));
-    path.cloned().unwrap_or_default()
+    path.cloned().unwrap_or_else(|| json!(""))
 }
 
 fn claim(volume: &Value, _now: Timestamp) -> Value {
+    if volume.pointer("/spec/claim").is_none() {
+        return json!(NONE);
+    }
     json!(format!(
         "{}/{}",
         str_of(volume, "/spec/claim/namespace"),

@@ -1,9 +1,8 @@
-//! Controllers: pure plans, thin reconcilers.
+//! Controllers: pure plans, thin reconcilers, in three rooms.
 //!
-//! [`claim`] turns claims into volumes and larger requests into larger goals. [`agent`] is its
-//! counterpart on each node: it makes the replicas and attachments of that node what they should be,
-//! and reports what it measured. Both look at the same caches ([`world`]) and know the store only as a
-//! `kube::Client`.
+//! [`claim`] turns claims into volumes and larger requests into larger goals. [`volume`] says which copies a volume has,
+//! where they are and which of them count. [`node`] makes the copies and attachments of one node what they should be,
+//! and reports what it measured. They look at the same caches ([`world`]) and know the store only as a `kube::Client`.
 
 pub mod bootstrap;
 pub mod cache;

@@ -22,12 +22,3 @@ pub trait Finisher: Send + Sync + 'static {
         now: &MicroTime,
     ) -> Option<(Write, Note)>;
 }
-
-/// Somebody else finishes claims.
-pub struct NoClaims;
-
-impl Finisher for NoClaims {
-    fn finish(&self, _: &View, _: &Job, _: &Outcome, _: &MicroTime) -> Option<(Write, Note)> {
-        None
-    }
-}

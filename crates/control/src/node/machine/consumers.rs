@@ -18,7 +18,7 @@ pub struct Stage {
     pub via: Via,
     /// Its filesystem; none for a block volume.
     pub filesystem: Option<FilesystemKind>,
-    /// The mount options of its PersistentVolume.
+    /// The options that its filesystem is mounted with.
     pub mount_options: Vec<String>,
     /// Every use is read-only.
     pub read_only: bool,

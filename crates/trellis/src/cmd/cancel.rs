@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_growth_that_is_half_done_goes_back_to_what_is_committed() {
         let mut view = samples::mounted(1, 4);
-        view.replicas = vec![Arc::new(samples::replica(4, Some(2)))];
+        view.stored.replicas = vec![Arc::new(samples::replica(4, Some(2)))];
         let undoing = Undoing::of(&view);
         let expected = Undoing::Lower {
             to: Bytes::gib(2),

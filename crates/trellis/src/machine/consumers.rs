@@ -7,7 +7,7 @@ use trellis_api::kinds::{Content, EMPTY_CONTENT, FilesystemKind, Via};
 use trellis_api::{Bytes, Hold, HoldReason, MountOptions, Rung};
 use trellis_control::node::machine::{Consumers, Provided, RungFound, Stage, StageFound, Use};
 use trellis_control::usage::{Fill, Gauge};
-use trellis_control::view::now;
+use trellis_control::stored::now;
 use trellis_node::sys::block::DeviceNumber;
 use trellis_node::sys::{loopdev, mountinfo};
 use trellis_node::volume::{Carrier, Fault};

@@ -25,8 +25,8 @@ use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::stored::now;
 use crate::view::View;
-use crate::volume::plan::{Planned, first_promises, place_copies, plan as plan_volume};
 use crate::volume::history;
+use crate::volume::plan::{Planned, first_promises, place_copies, plan as plan_volume};
 use crate::volume::rooms::Rooms;
 use crate::world::World;
 use crate::write::{Manager, Object, Place, Write, send};
@@ -166,9 +166,15 @@ fn bound(
     let mut planned = plan_volume(stored, &wanted, rooms, now);
     // The wish outdates the version of the volume that anything else would be written to.
     let of_volume = Place::named(Object::Volume, &stored.key);
-    planned.plan.writes.retain(|write| write.place() != &of_volume);
+    planned
+        .plan
+        .writes
+        .retain(|write| write.place() != &of_volume);
+    let granted = planned.status.as_ref().and_then(|status| status.granted);
     let mut plan = told(view, claim, &wanted, planned, now);
-    plan.notes.insert(0, wish.note(claim, volume));
+    if wish.growth.is_none() || granted >= Some(wish.size) {
+        plan.notes.insert(0, wish.note(claim, volume));
+    }
     plan.writes.insert(0, wish.write(volume));
     plan
 }

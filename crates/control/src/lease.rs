@@ -60,7 +60,9 @@ pub async fn acquire(client: &Client, terms: &Terms) -> Held {
         match try_acquire(client, terms, &mut seen).await {
             Ok(Some(held)) => return held,
             Ok(None) => {}
-            Err(error) => tracing::debug!(lease = terms.name, %error, "a lease cannot be looked at"),
+            Err(error) => {
+                tracing::debug!(lease = terms.name, %error, "a lease cannot be looked at")
+            }
         }
         sleep(terms.pause()).await;
     }
@@ -86,7 +88,9 @@ async fn try_acquire(
     let version = lease.metadata.resource_version.clone();
     let spec = lease.spec.unwrap_or_default();
     let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
-    let is_free = holder.as_ref().is_none_or(|holder| *holder == terms.identity);
+    let is_free = holder
+        .as_ref()
+        .is_none_or(|holder| *holder == terms.identity);
     let since = match seen {
         Some((known, since)) if *known == version => *since,
         _ => {
@@ -102,7 +106,9 @@ async fn try_acquire(
     }
     let transitions = spec.lease_transitions.unwrap_or_default().saturating_add(1);
     let lease = wanted(terms, transitions, version)?;
-    let patched = api.patch(&terms.name, &params(), &Patch::Merge(&lease)).await;
+    let patched = api
+        .patch(&terms.name, &params(), &Patch::Merge(&lease))
+        .await;
     taken(patched, sent, transitions)
 }
 
@@ -176,7 +182,9 @@ async fn renew(client: &Client, terms: &Terms, held: &Held) -> Result<Option<Hel
         "spec": { "renewTime": now() },
     });
     let api = terms.api(client);
-    let answer = api.patch(&terms.name, &params(), &Patch::Merge(&body)).await;
+    let answer = api
+        .patch(&terms.name, &params(), &Patch::Merge(&body))
+        .await;
     taken(answer, sent, held.transitions)
 }
 

@@ -60,7 +60,10 @@ async fn tell(pod: &Pod, client: &Client, recorder: &Recorder) -> Run {
         pod.name_any(),
     );
     let write = Write::PatchStatus(place.clone(), untold(pod));
-    if matches!(send(client, |_| Manager::Claims, &[write]).await[..], [Written::Failed(_)]) {
+    if matches!(
+        send(client, |_| Manager::Claims, &[write]).await[..],
+        [Written::Failed(_)]
+    ) {
         return Run::Failed;
     }
     recorder.note(Note {

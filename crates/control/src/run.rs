@@ -55,7 +55,9 @@ pub async fn start(
         world.pod_queue.clone(),
         recorder.clone(),
     ));
-    run_node(client, world, settings, machine, finisher, recorder, &mut tasks);
+    run_node(
+        client, world, settings, machine, finisher, recorder, &mut tasks,
+    );
     tasks
 }
 
@@ -70,7 +72,9 @@ pub async fn start_node(
     let sees = Sees::Node(settings.node.clone());
     let recorder = listed(&client, &world, &sees, &settings.node, &mut tasks).await;
     let finisher = Arc::new(node::NoClaims);
-    run_node(client, world, settings, machine, finisher, recorder, &mut tasks);
+    run_node(
+        client, world, settings, machine, finisher, recorder, &mut tasks,
+    );
     tasks
 }
 
@@ -100,7 +104,10 @@ pub async fn run_volumes(client: Client, terms: Terms, resync: Duration) {
             () = lease::keep(&client, &terms, held) => {}
             () = term => tracing::error!("the volume room has ended by itself"),
         }
-        tracing::warn!(lease = terms.name, "this process no longer plans the volumes");
+        tracing::warn!(
+            lease = terms.name,
+            "this process no longer plans the volumes"
+        );
     }
 }
 

@@ -12,8 +12,8 @@ use serde_json::json;
 use trellis_api::Bytes;
 use trellis_api::kinds::{Attachment, AttachmentPhase, Usage};
 
-use crate::timely::Timely;
 use crate::stored::now;
+use crate::timely::Timely;
 use crate::world::World;
 use crate::write::{Manager, Object, Place, Write, Written, send};
 

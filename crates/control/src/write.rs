@@ -160,7 +160,9 @@ pub async fn send(
     by: impl Fn(&Write) -> Manager,
     writes: &[Write],
 ) -> Vec<Written> {
-    let sent = writes.iter().map(|write| send_one(client, by(write), write));
+    let sent = writes
+        .iter()
+        .map(|write| send_one(client, by(write), write));
     join_all(sent).await
 }
 

@@ -350,6 +350,7 @@ pub fn held(view: &View) -> Option<Held> {
     };
     let in_use = || {
         let mut holds = view
+            .stored
             .attachments
             .iter()
             .filter_map(|each| each.status.as_ref()?.hold.clone());

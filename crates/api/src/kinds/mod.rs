@@ -25,7 +25,11 @@ pub use rung::{Raised, RungStatus};
 pub use target::{
     CopiesWanted, Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus,
 };
-pub use volume::{COPIES_HELD, ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, POOL_FULL, Placement, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence};
+pub use volume::{
+    COPIES_HELD, ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult,
+    POOL_FULL, Placement, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec,
+    VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence,
+};
 
 /// API group of our kinds, and the name of provisioner and CSI driver.
 pub const GROUP: &str = "trellis.dev";

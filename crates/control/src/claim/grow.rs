@@ -50,7 +50,10 @@ impl Wish {
         let name = volume.name_any();
         match &self.growth {
             Some(growth) => {
-                let message = format!("growing volume {name} from {} to {}", growth.from, self.size);
+                let message = format!(
+                    "growing volume {name} from {} to {}",
+                    growth.from, self.size
+                );
                 Note::normal(claim, "Resizing", message)
             }
             None => {
@@ -84,7 +87,12 @@ pub fn wish(
 }
 
 /// The request cannot be granted, by nobody: it is no size, or too large.
-pub fn refuse(claim: &PersistentVolumeClaim, volume: &Volume, hold: &Hold, now: &MicroTime) -> Plan {
+pub fn refuse(
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    hold: &Hold,
+    now: &MicroTime,
+) -> Plan {
     let asked = status::requested(claim).unwrap_or(volume.spec.capacity);
     infeasible(claim, asked, hold, now)
 }
@@ -205,8 +213,8 @@ fn held(
     hold: &Hold,
     now: &MicroTime,
 ) -> Plan {
-    let is_growing = status::reported(claim).is_none_or(|size| size < goal)
-        || status::progress(claim).is_some();
+    let is_growing =
+        status::reported(claim).is_none_or(|size| size < goal) || status::progress(claim).is_some();
     let is_foreign = matches!(
         hold.reason,
         HoldReason::ForeignData | HoldReason::FilesystemMismatch

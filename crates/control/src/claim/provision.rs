@@ -208,12 +208,7 @@ fn mount_options(claim: &PersistentVolumeClaim, class: &Class) -> Vec<String> {
     options.filter(|_| !is_block(claim)).unwrap_or_default()
 }
 
-fn new_volume(
-    view: &View,
-    claim: &PersistentVolumeClaim,
-    class: &Class,
-    size: Bytes,
-) -> Volume {
+fn new_volume(view: &View, claim: &PersistentVolumeClaim, class: &Class, size: Bytes) -> Volume {
     let spec = VolumeSpec {
         capacity: size,
         claim: Some(claim_ref(claim)),
@@ -391,7 +386,10 @@ fn adopt(
         "namespace": ours.namespace, "name": ours.name, "uid": ours.uid,
     }}});
     let writes = vec![
-        Write::Patch(Place::named(Object::PersistentVolume, &view.stored.key), reference),
+        Write::Patch(
+            Place::named(Object::PersistentVolume, &view.stored.key),
+            reference,
+        ),
         Write::Patch(
             Place::named(Object::Volume, &view.stored.key),
             json!({ "spec": { "claim": ours } }),

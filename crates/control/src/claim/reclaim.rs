@@ -72,7 +72,10 @@ fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
         "metadata": { "uid": volume.uid() },
         "spec": { "releasedBy": claim.uid() },
     });
-    Some(Write::Patch(Place::named(Object::Volume, &view.stored.key), body))
+    Some(Write::Patch(
+        Place::named(Object::Volume, &view.stored.key),
+        body,
+    ))
 }
 
 /// The claim is gone: deletes or keeps what it had. Bytes go only if the claim was deleted, or if a person deleted the

@@ -216,7 +216,8 @@ fn same_conditions(old: &Value, patch: &Value) -> bool {
         let mut condition = condition.clone();
         if let Some(fields) = condition.as_object_mut() {
             fields.retain(|field, value| {
-                !matches!(field.as_str(), "lastTransitionTime" | "lastProbeTime") && !value.is_null()
+                !matches!(field.as_str(), "lastTransitionTime" | "lastProbeTime")
+                    && !value.is_null()
             });
         }
         condition

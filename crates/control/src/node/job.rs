@@ -245,7 +245,10 @@ fn use_job(view: &StoredVolume, node: &Node, object: &Arc<Attachment>, index: us
     } else if let Some(hold) = unfit(view, object) {
         Some(hold)
     } else if allows("ReadWriteOncePod") && index > 0 {
-        let message = format!("Volume {} allows a single use (ReadWriteOncePod).", view.key);
+        let message = format!(
+            "Volume {} allows a single use (ReadWriteOncePod).",
+            view.key
+        );
         Some(Hold::new(HoldReason::AccessModeUnsupported, message))
     } else {
         None
@@ -429,12 +432,10 @@ mod tests {
     // Fails if a claim that may only be read is mounted for writing.
     #[test]
     fn a_claim_that_is_only_read_forces_every_use_to_read() {
-        let job = job_of(&view("ReadOnlyMany", vec![attachment("a", 1, NODE)],
-        ));
+        let job = job_of(&view("ReadOnlyMany", vec![attachment("a", 1, NODE)]));
         assert!(job.uses[0].usage.read_only);
         assert!(job.staging.expect("there is a volume").read_only);
-        let job = job_of(&view("ReadWriteOnce", vec![attachment("a", 1, NODE)],
-        ));
+        let job = job_of(&view("ReadWriteOnce", vec![attachment("a", 1, NODE)]));
         assert!(!job.uses[0].usage.read_only);
         assert!(!job.staging.expect("there is a volume").read_only);
     }

@@ -258,7 +258,9 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> R
         body["status"]["unknownCount"] = serde_json::json!(new.unknown_count);
         let write = Write::PatchStatus(place, body);
         if matches!(
-            send(&agent.client, |_| Manager::Node, &[write]).await.as_slice(),
+            send(&agent.client, |_| Manager::Node, &[write])
+                .await
+                .as_slice(),
             [Written::Failed(_)]
         ) {
             return Run::Failed;

@@ -266,11 +266,11 @@ fn reached(job: &Job, outcome: &Outcome) -> bool {
     trellis_api::next_step(&observed, job.goal) == trellis_api::Next::Reached
 }
 
-/// Whether the goals of volume and replica differ while everything else is at rest. They are stored
+/// Whether the goals of target and replica differ while everything else is at rest. They are stored
 /// together but seen one after the other; the event of the second brings the volume here again, and a pass
 /// in between would find nothing to do and only delay the one that matters.
 fn goals_are_on_their_way(view: &StoredVolume, job: &Job) -> bool {
-    let (Some(volume), Some(replica)) = (&view.volume, &job.replica) else {
+    let (Some(target), Some(replica)) = (&view.target, &job.replica) else {
         return false;
     };
     let attached = |each: &UseJob| {
@@ -279,7 +279,7 @@ fn goals_are_on_their_way(view: &StoredVolume, job: &Job) -> bool {
             status.phase == AttachmentPhase::Attached && status.hold.is_none()
         })
     };
-    volume.spec.capacity != replica.object.spec.capacity
+    target.spec.capacity != replica.object.spec.capacity
         && replica.fate == Fate::Find
         && job.endings.is_empty()
         && job.uses.iter().all(attached)

@@ -32,7 +32,12 @@ pub fn copies_behind(view: &StoredVolume, outcome: &Outcome, size: Bytes) -> Str
 }
 
 /// The replica's and the target's status, as far as the ladder is known.
-pub fn replica_writes(view: &StoredVolume, job: &Job, outcome: &Outcome, now: &MicroTime) -> Vec<Write> {
+pub fn replica_writes(
+    view: &StoredVolume,
+    job: &Job,
+    outcome: &Outcome,
+    now: &MicroTime,
+) -> Vec<Write> {
     if let Some(replicated) = &job.replicated {
         return replicated::writes(view, job, replicated, outcome, now);
     }
@@ -67,7 +72,12 @@ pub fn replica_writes(view: &StoredVolume, job: &Job, outcome: &Outcome, now: &M
 }
 
 /// The lower rungs, reported while the upper ones are still being raised.
-pub fn early_writes(view: &StoredVolume, job: &Job, ladder: &[RungStatus], now: &MicroTime) -> Vec<Write> {
+pub fn early_writes(
+    view: &StoredVolume,
+    job: &Job,
+    ladder: &[RungStatus],
+    now: &MicroTime,
+) -> Vec<Write> {
     let Some(replica) = &job.replica else {
         return Vec::new();
     };

@@ -63,7 +63,11 @@ pub fn to_begin_with(view: &StoredVolume, wanted: &CopiesWanted) -> Members {
 }
 
 /// The next step towards the number of copies that is asked for; none if it is reached. A hold says why it cannot be.
-pub fn adjust(view: &StoredVolume, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<Plan>, Hold> {
+pub fn adjust(
+    view: &StoredVolume,
+    volume: &Volume,
+    rooms: &dyn Rooms,
+) -> Result<Option<Plan>, Hold> {
     if !volume.spec.is_behind_target() {
         return single(volume);
     }

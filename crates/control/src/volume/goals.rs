@@ -43,9 +43,7 @@ pub fn grant(stored: &StoredVolume, volume: &Volume, rooms: &dyn Rooms) -> Grant
         .target
         .as_ref()
         .is_none_or(|target| target.spec.capacity == goal)
-        && replicas
-            .iter()
-            .all(|replica| replica.spec.capacity == goal);
+        && replicas.iter().all(|replica| replica.spec.capacity == goal);
     if is_given {
         return Grant::Given;
     }

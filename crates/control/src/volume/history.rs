@@ -203,7 +203,9 @@ mod tests {
         });
         StoredVolume {
             target: Some(Arc::new(serde_json::from_value(target).expect("a target"))),
-            replicas: vec![Arc::new(serde_json::from_value(replica).expect("a replica"))],
+            replicas: vec![Arc::new(
+                serde_json::from_value(replica).expect("a replica"),
+            )],
             attachments: vec![Arc::new(attachment)],
             ..StoredVolume::default()
         }

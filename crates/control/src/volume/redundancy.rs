@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
-use trellis_api::kinds::{behind_sentence as sentence, Replica, ReplicaSeen, ReplicaState, TargetStatus, Volume};
+use trellis_api::kinds::{
+    Replica, ReplicaSeen, ReplicaState, TargetStatus, Volume, behind_sentence as sentence,
+};
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::copies::staying;
@@ -95,7 +97,11 @@ pub fn behind_sentence(view: &StoredVolume, seen: &[ReplicaSeen], size: Bytes) -
 }
 
 /// What is wrong if a replicated volume has fewer whole copies than are asked for. `how` describes one copy.
-pub fn lacking(view: &StoredVolume, volume: &Volume, how: &dyn Fn(&CopySeen) -> String) -> Option<Hold> {
+pub fn lacking(
+    view: &StoredVolume,
+    volume: &Volume,
+    how: &dyn Fn(&CopySeen) -> String,
+) -> Option<Hold> {
     let status = view.target.as_ref()?.status.as_ref()?;
     if !volume.spec.is_behind_target() || status.members.is_none() {
         return None;

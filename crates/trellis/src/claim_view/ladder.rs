@@ -158,6 +158,7 @@ pub fn rungs(view: &View) -> Vec<RungView> {
     let of_target = || view.stored.target.as_ref()?.status.as_ref()?.hold.clone();
     let refused = refused.or_else(of_target);
     let mut rungs: Vec<RungView> = view
+        .stored
         .replicas
         .iter()
         .map(|each| replica(view, each, want, refused.as_ref()))
@@ -186,6 +187,7 @@ fn is_reached_by_copies(view: &View, copies: &[RungView]) -> bool {
     let is_there = |rung: &&RungView| rung.state == RungState::Ok;
     let there = copies.iter().filter(is_there).count();
     let several = view
+        .stored
         .volume
         .as_ref()
         .filter(|volume| volume.spec.is_behind_target());
@@ -279,7 +281,11 @@ fn idle(view: &View, want: Bytes, reached: bool) -> Option<RungView> {
     view.stored.volume.as_ref()?.spec.filesystem?;
     let mut contents = view.stored.contents().into_iter().flatten();
     let (content, size) = contents.find_map(|content| Some((content.clone(), content.size?)))?;
-    let node = view.stored.target.as_ref().map(|target| target.spec.node.clone());
+    let node = view
+        .stored
+        .target
+        .as_ref()
+        .map(|target| target.spec.node.clone());
     let state = if size >= want || (content.full && reached) {
         RungState::Ok
     } else if reached {

@@ -55,6 +55,7 @@ impl Undoing {
         }
         let capacity = reported(view).unwrap_or_default();
         let sizes = view
+            .stored
             .replicas
             .iter()
             .filter_map(|each| each.status.as_ref()?.capacity);

@@ -97,6 +97,7 @@ impl Line {
         let mut told = told.filter_map(|each| each.status.as_ref()?.usage.clone());
         let usage = now.usage.or_else(|| told.next());
         let devices = view
+            .stored
             .attachments
             .iter()
             .filter_map(|each| each.status.as_ref()?.device.clone());
@@ -116,6 +117,7 @@ impl Line {
             allocated: now.allocated,
             tone: Some(state.tone()),
             paths: view
+                .stored
                 .attachments
                 .iter()
                 .map(|each| each.spec.consumer.path().to_owned())
@@ -124,6 +126,7 @@ impl Line {
             filesystem: volume.and_then(|volume| Some(volume.spec.filesystem?.name())),
             devices,
             pools: view
+                .stored
                 .replicas
                 .iter()
                 .map(|each| each.spec.pool.clone())

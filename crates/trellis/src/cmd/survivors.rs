@@ -132,6 +132,7 @@ impl Findings {
         }
         let found = survey(id, addresses, None, SURVEY_TIME_MAX).await;
         let status = view
+            .stored
             .target
             .as_ref()
             .and_then(|target| target.status.clone());

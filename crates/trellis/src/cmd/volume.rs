@@ -87,7 +87,11 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
         ));
     }
     require_quorum(&view)?;
-    let found = view.stored.replicas.iter().find(|each| each.spec.pool == pool);
+    let found = view
+        .stored
+        .replicas
+        .iter()
+        .find(|each| each.spec.pool == pool);
     let Some(replica) = found else {
         return Err(
             Ended::NotFound(format!("claim {claim:?} has no copy on pool {pool:?}")).into(),
@@ -222,6 +226,7 @@ impl Shown {
     fn of(view: &View, pools: Vec<Pool>, now: Timestamp) -> Option<Shown> {
         let volume = view.stored.volume.as_deref()?;
         let status = view
+            .stored
             .target
             .as_ref()
             .and_then(|target| target.status.clone());
@@ -244,6 +249,7 @@ impl Shown {
                 .filter_map(said)
                 .collect(),
             copies: view
+                .stored
                 .replicas
                 .iter()
                 .map(|each| Copy::of(each, view, volume, &status.replicas))

@@ -24,7 +24,9 @@ pub fn views(world: &World) -> Vec<View> {
         .iter()
         .filter_map(|claim| Some(View::gather(world, &volume_name(claim)?)));
     views
-        .filter(|view| view.stored.volume.is_some() || view.class.as_deref().is_none_or(Class::is_ours))
+        .filter(|view| {
+            view.stored.volume.is_some() || view.class.as_deref().is_none_or(Class::is_ours)
+        })
         .collect()
 }
 
@@ -62,7 +64,10 @@ pub fn ladders(views: &[View]) -> Vec<Family> {
             labels.iter().cloned().chain(more).collect::<Labels>()
         };
         for (rung, size) in smallest(view) {
-            rungs.put(and(&[&view.stored.key, rung.name()]), Value::Whole(size.get()));
+            rungs.put(
+                and(&[&view.stored.key, rung.name()]),
+                Value::Whole(size.get()),
+            );
         }
         if view.stored.volume.is_some() {
             goals.put(and(&[&view.stored.key]), Value::Whole(goal(view).get()));

@@ -72,6 +72,7 @@ pub fn families(volumes: &[Served], repaired: &Repaired) -> Vec<Family> {
     let mut all = Copies::new();
     let of = |each: &Served| {
         each.view
+            .stored
             .replicas
             .iter()
             .map(|each| each.identity())
@@ -196,7 +197,12 @@ impl Copies {
             let is_in_sync = |each: &&ReplicaSeen| each.state == ReplicaState::InSync;
             target.replicas.iter().filter(is_in_sync).count()
         });
-        let spec = volume.view.stored.volume.as_ref().map(|volume| &volume.spec);
+        let spec = volume
+            .view
+            .stored
+            .volume
+            .as_ref()
+            .map(|volume| &volume.spec);
         let mut put = |which: &str, count: Option<u64>| {
             if let Some(count) = count {
                 let labels = labels.iter().cloned().chain([which.to_owned()]);

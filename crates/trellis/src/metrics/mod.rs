@@ -99,7 +99,8 @@ impl Sources {
     /// Asks the targets of volumes with several copies.
     async fn ask_targets(&self, views: &[View]) -> Vec<Served> {
         let is_served = |view: &&View| {
-            view.stored.volume
+            view.stored
+                .volume
                 .as_ref()
                 .is_some_and(|it| it.spec.is_behind_target())
         };

@@ -148,6 +148,7 @@ fn served(view: &View, to: Bytes) -> Option<Layer> {
 /// The layers where the volume is used, or what happens to the filesystem if it is not used.
 fn uses(view: &View, to: Bytes) -> Vec<Layer> {
     let filesystem = view
+        .stored
         .volume
         .as_ref()
         .and_then(|volume| volume.spec.filesystem);
@@ -164,6 +165,7 @@ fn uses(view: &View, to: Bytes) -> Vec<Layer> {
         }
         nodes.push(node);
         let here = view
+            .stored
             .attachments
             .iter()
             .filter(|other| other.spec.node == node);
@@ -213,6 +215,7 @@ fn online(kind: FilesystemKind, node: &str) -> String {
 /// errors, which its node finds out then. One that is not made yet is made at the full size.
 fn idle(view: &View, kind: FilesystemKind, to: Bytes) -> Layer {
     let found = view
+        .stored
         .replicas
         .iter()
         .find_map(|each| each.status.as_ref()?.content.as_ref()?.size);
@@ -236,7 +239,12 @@ mod tests {
     use trellis_api::kinds::{AtPath, Consumer};
 
     fn judged(view: &View, pool: Bytes, to: u64) -> Forecast {
-        let replicas: Vec<Replica> = view.stored.replicas.iter().map(|each| (**each).clone()).collect();
+        let replicas: Vec<Replica> = view
+            .stored
+            .replicas
+            .iter()
+            .map(|each| (**each).clone())
+            .collect();
         Forecast::new(
             view,
             vec![samples::pool(pool, 100)],

@@ -71,7 +71,8 @@ impl Follow {
             .unwrap_or_default();
         let named =
             |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let of_volume = watcher::Config::default().labels(&format!("{VOLUME_LABEL}={}", view.stored.key));
+        let of_volume =
+            watcher::Config::default().labels(&format!("{VOLUME_LABEL}={}", view.stored.key));
         let namespace = &service.namespace;
         let key = view.stored.key.clone();
         let (own, gone) = ((claim.clone(), key.clone()), (claim.clone(), key));

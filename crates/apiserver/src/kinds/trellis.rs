@@ -106,11 +106,7 @@ pub(super) fn target() -> Kind {
     };
     Kind {
         selectable_fields: &["spec.node"],
-        validate: |change| {
-            frozen(change, |field| {
-                !matches!(field, "capacity" | "copies" | "node")
-            })
-        },
+        validate: |change| frozen(change, |field| !matches!(field, "capacity" | "copies")),
         ..custom::<Target>(names, columns::TARGET)
     }
 }

@@ -23,6 +23,11 @@ macro_rules! reasons {
                 match self { $(HoldReason::$name => stringify!($name),)+ }
             }
 
+            /// The reason with that code.
+            pub fn of_code(code: &str) -> Option<HoldReason> {
+                HoldReason::ALL.iter().copied().find(|each| each.code() == code)
+            }
+
             /// What is the matter, in one sentence.
             pub const fn sentence(self) -> &'static str {
                 match self { $(HoldReason::$name => $sentence,)+ }
@@ -52,6 +57,9 @@ reasons! {
     VolumeNotFound:
         "The claim names a PersistentVolume that does not exist.",
         "Create the PersistentVolume, or create the claim anew without volumeName.";
+    VolumeUnknown:
+        "An attachment names a volume that does not exist.",
+        "Delete the attachment, or make the volume that it names.";
     VolumeMismatch:
         "The claim names a PersistentVolume that it cannot have.",
         "Change the PersistentVolume, or create the claim anew so that they fit; the message says what does not.";

@@ -6,8 +6,11 @@
 
 pub mod bootstrap;
 pub mod cache;
+pub(crate) mod carry;
 pub mod claim;
 pub mod disks;
+pub mod embedded;
+pub mod lease;
 pub mod ledger;
 pub mod metrics;
 pub mod node;
@@ -16,6 +19,7 @@ pub mod pods;
 pub mod queue;
 pub mod record;
 pub mod run;
+pub mod stored;
 pub mod timely;
 pub mod usage;
 pub mod view;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
+use trellis_api::kinds::ClaimRef;
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold};
 
@@ -75,6 +76,17 @@ impl Note {
         Note {
             about: claim_place(claim),
             uid: claim.uid(),
+            warning: true,
+            reason,
+            message,
+        }
+    }
+
+    /// Something that the owner of a volume's claim should look at, told by somebody who knows only the volume.
+    pub fn warning(claim: &ClaimRef, reason: &'static str, message: String) -> Note {
+        Note {
+            about: Place::within(Object::Claim, &claim.namespace, &claim.name),
+            uid: Some(claim.uid.clone()),
             warning: true,
             reason,
             message,

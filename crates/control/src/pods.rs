@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use crate::plan::Note;
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
-use crate::view::now;
+use crate::stored::now;
 use crate::world::World;
-use crate::write::{Object, Place, Write, Written, send};
+use crate::write::{Manager, Object, Place, Write, Written, send};
 
 /// The condition by which Kubernetes says whether a pod has found a node.
 const SCHEDULED: &str = "PodScheduled";
@@ -60,7 +60,10 @@ async fn tell(pod: &Pod, client: &Client, recorder: &Recorder) -> Run {
         pod.name_any(),
     );
     let write = Write::PatchStatus(place.clone(), untold(pod));
-    if matches!(send(client, &[write]).await[..], [Written::Failed(_)]) {
+    if matches!(
+        send(client, |_| Manager::Claims, &[write]).await[..],
+        [Written::Failed(_)]
+    ) {
         return Run::Failed;
     }
     recorder.note(Note {
@@ -73,23 +76,18 @@ async fn tell(pod: &Pod, client: &Client, recorder: &Recorder) -> Run {
     Run::Done
 }
 
-/// The status with the condition added to those that the pod has.
+/// The condition, to be merged into those that the pod has.
 fn untold(pod: &Pod) -> Value {
-    let has = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.clone());
-    let mut conditions: Vec<Value> = has.iter().flatten().map(|each| json!(each)).collect();
-    conditions.push(json!({
+    let scheduled = json!({
         "type": SCHEDULED,
         "status": "False",
         "reason": "Unschedulable",
         "message": MESSAGE,
         "lastTransitionTime": now().0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-    }));
+    });
     json!({
         "metadata": { "resourceVersion": pod.resource_version() },
-        "status": { "conditions": conditions },
+        "status": { "conditions": [scheduled] },
     })
 }
 
@@ -119,10 +117,10 @@ mod tests {
     // Fails if a condition that somebody else has set is lost.
     #[test]
     fn conditions_of_others_stay() {
-        let other =
-            json!({ "phase": "Pending", "conditions": [{ "type": "Ready", "status": "False" }] });
-        let body = untold(&pod(other));
-        let kinds: Vec<&Value> = body["status"]["conditions"]
+        let mut has = json!([{ "type": "Ready", "status": "False" }]);
+        let body = untold(&pod(json!({ "phase": "Pending", "conditions": has })));
+        crate::write::merge_conditions(&mut has, &body["status"]["conditions"]);
+        let kinds: Vec<&Value> = has
             .as_array()
             .expect("a list")
             .iter()

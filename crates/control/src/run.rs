@@ -1,4 +1,4 @@
-//! Starts the controllers and the agent of one process.
+//! Starts the rooms of one process: all of them in the embedded home, the volume room or the node room alone elsewhere.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,19 +6,21 @@ use std::time::Duration;
 use kube::Client;
 use tokio::task::JoinSet;
 
-use crate::claim;
+use crate::embedded;
+use crate::lease::{self, Terms};
 use crate::node::machine::Machine;
 use crate::node::{self, Agent, Complaints, Finisher, Ladders, Node};
 use crate::pods;
 use crate::record::Recorder;
-use crate::world::World;
+use crate::volume;
+use crate::world::{Sees, World};
 
 /// How many volumes are planned at the same time.
 const PLANNERS: usize = 4;
 /// How many volumes are worked on at the same time on this node.
 const WORKERS: usize = 8;
 
-/// What one process starts with.
+/// What the node room of a process starts with.
 pub struct Settings {
     /// The node's name.
     pub node: String,
@@ -28,7 +30,7 @@ pub struct Settings {
     pub resync: Duration,
 }
 
-/// Starts everything on the caches of `world`, which are still empty. The tasks run until the set is dropped. The call
+/// Starts every room on the caches of `world`, which are still empty. The tasks run until the set is dropped. The call
 /// returns when every cache has seen its first listing; nothing is decided before.
 pub async fn start(
     client: Client,
@@ -38,19 +40,9 @@ pub async fn start(
     finisher: Arc<dyn Finisher>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    let node = Node {
-        name: settings.node,
-        boot_id: machine.consumers.boot_id(),
-        online_growth: settings.online_growth,
-    };
-    let (recorder, recording) = Recorder::new(client.clone(), node.name.clone());
-    tasks.spawn(recording);
-    for mut listed in world.watch(&client, &mut tasks) {
-        // A watch that ends before its first listing ends with the process.
-        let _ = listed.wait_for(|listed| *listed).await;
-    }
+    let recorder = listed(&client, &world, &Sees::Claims, &settings.node, &mut tasks).await;
     for _ in 0..PLANNERS {
-        tasks.spawn(claim::run(
+        tasks.spawn(embedded::run(
             world.clone(),
             client.clone(),
             world.plans.clone(),
@@ -63,8 +55,94 @@ pub async fn start(
         world.pod_queue.clone(),
         recorder.clone(),
     ));
+    run_node(
+        client, world, settings, machine, finisher, recorder, &mut tasks,
+    );
+    tasks
+}
+
+/// Starts the node room alone, as [`start`] does with all of them.
+pub async fn start_node(
+    client: Client,
+    world: Arc<World>,
+    settings: Settings,
+    machine: Machine,
+) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let sees = Sees::Node(settings.node.clone());
+    let recorder = listed(&client, &world, &sees, &settings.node, &mut tasks).await;
+    let finisher = Arc::new(node::NoClaims);
+    run_node(
+        client, world, settings, machine, finisher, recorder, &mut tasks,
+    );
+    tasks
+}
+
+/// Runs the volume room whenever the lease is ours, for ever. Every term begins with empty caches, so that reservations
+/// are those of the stored objects.
+pub async fn run_volumes(client: Client, terms: Terms, resync: Duration) {
+    loop {
+        let held = lease::acquire(&client, &terms).await;
+        tracing::info!(lease = terms.name, "this process plans the volumes now");
+        let term = async {
+            let world = Arc::new(World::new());
+            let mut tasks = JoinSet::new();
+            let sees = Sees::Volumes;
+            let recorder = listed(&client, &world, &sees, &terms.identity, &mut tasks).await;
+            for _ in 0..PLANNERS {
+                tasks.spawn(volume::reconcile::run(
+                    world.clone(),
+                    client.clone(),
+                    world.plans.clone(),
+                    recorder.clone(),
+                ));
+            }
+            tasks.spawn(world.resync(resync));
+            while tasks.join_next().await.is_some() {}
+        };
+        tokio::select! {
+            () = lease::keep(&client, &terms, held) => {}
+            () = term => tracing::error!("the volume room has ended by itself"),
+        }
+        tracing::warn!(
+            lease = terms.name,
+            "this process no longer plans the volumes"
+        );
+    }
+}
+
+/// Begins to watch, and waits for the first listing of every kind.
+async fn listed(
+    client: &Client,
+    world: &Arc<World>,
+    sees: &Sees,
+    host: &str,
+    tasks: &mut JoinSet<()>,
+) -> Recorder {
+    let (recorder, recording) = Recorder::new(client.clone(), host.to_owned());
+    tasks.spawn(recording);
+    for mut listed in world.watch(client, sees, tasks) {
+        // A watch that ends before its first listing ends with the process.
+        let _ = listed.wait_for(|listed| *listed).await;
+    }
+    recorder
+}
+
+fn run_node(
+    client: Client,
+    world: Arc<World>,
+    settings: Settings,
+    machine: Machine,
+    finisher: Arc<dyn Finisher>,
+    recorder: Recorder,
+    tasks: &mut JoinSet<()>,
+) {
     let agent = Arc::new(Agent {
-        node,
+        node: Node {
+            name: settings.node,
+            boot_id: machine.consumers.boot_id(),
+            online_growth: settings.online_growth,
+        },
         world: world.clone(),
         client,
         machine,
@@ -79,5 +157,4 @@ pub async fn start(
     tasks.spawn(node::run_returns(agent.clone()));
     tasks.spawn(node::run_pools(agent, world.pool_queue.clone()));
     tasks.spawn(world.resync(settings.resync));
-    tasks
 }

@@ -12,10 +12,10 @@ use serde_json::json;
 use trellis_api::Bytes;
 use trellis_api::kinds::{Attachment, AttachmentPhase, Usage};
 
+use crate::stored::now;
 use crate::timely::Timely;
-use crate::view::now;
 use crate::world::World;
-use crate::write::{Object, Place, Write, Written, send};
+use crate::write::{Manager, Object, Place, Write, Written, send};
 
 /// How often the attachments' status is checked. Whoever needs it fresher measures, or scrapes.
 const EVERY: Duration = Duration::from_secs(60);
@@ -87,13 +87,24 @@ fn attached(world: &World, node: &str) -> BTreeMap<(String, String), InUse> {
         let (Some(volume), true, Some(_)) = (&status.volume, here, status.filesystem) else {
             continue;
         };
-        let namespace = attachment.namespace().unwrap_or_default();
-        let claim = attachment.spec.claim_name.clone();
-        let in_use = claims.entry((namespace, claim)).or_default();
+        let Some(claim) = claim_of(world, &attachment, volume) else {
+            continue;
+        };
+        let in_use = claims.entry(claim).or_default();
         in_use.volume.clone_from(volume);
         in_use.attachments.push(attachment);
     }
     claims
+}
+
+/// Namespace and name of the claim that an attachment uses: the one that it names, or that of its volume.
+fn claim_of(world: &World, attachment: &Attachment, volume: &str) -> Option<(String, String)> {
+    if let Some(claim) = &attachment.spec.claim_name {
+        return Some((attachment.namespace().unwrap_or_default(), claim.clone()));
+    }
+    let volume = world.volumes.get("", volume)?;
+    let claim = volume.spec.claim.as_ref()?;
+    Some((claim.namespace.clone(), claim.name.clone()))
 }
 
 /// Measures every claim that is mounted on this node, now. One that hangs does not stop the others.
@@ -139,7 +150,7 @@ pub async fn refresh(world: Arc<World>, client: Client, node: String, gauge: Arc
             .values()
             .flat_map(|in_use| renewals(in_use, &now()))
             .collect();
-        for written in send(&client, &writes).await {
+        for written in send(&client, |_| Manager::Node, &writes).await {
             if let Written::Failed(error) = written {
                 tracing::warn!(%error, "how full a volume is could not be stored and will be again");
             }

@@ -20,7 +20,6 @@ use tokio::task::JoinSet;
 use trellis_api::kinds::{Attachment, Pool, Replica, RungStatus, Target, Volume};
 
 use crate::cache::{Cache, Changed};
-use crate::claim::status;
 use crate::ledger::Ledger;
 use crate::metrics::Growths;
 use crate::pods;
@@ -42,6 +41,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What a process has to see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sees {
+    /// Everything: our own kinds, and the claims, classes, persistent volumes and pods of the embedded home.
+    Claims,
+    /// Our own kinds.
+    Volumes,
+    /// Our own kinds, and of the uses those on this node.
+    Node(String),
+}
+
 /// The caches.
 pub struct World {
     /// Claims, grouped by the volume they have or will have.
@@ -60,7 +70,7 @@ pub struct World {
     pub targets: Cache<Target>,
     /// Replicas, grouped by volume.
     pub replicas: Cache<Replica>,
-    /// Attachments, grouped by claim.
+    /// Attachments, grouped by volume, or by the claim whose volume they wait for.
     pub attachments: Cache<Attachment>,
     /// Reservations on the pools.
     pub ledger: Ledger,
@@ -88,19 +98,19 @@ pub fn volume_name(claim: &PersistentVolumeClaim) -> Option<String> {
         .or_else(|| claim.uid().map(|uid| format!("pvc-{uid}")))
 }
 
-/// The group of attachments of one claim.
-pub fn claim_group(namespace: &str, claim: &str) -> String {
-    format!("{namespace}/{claim}")
+/// The volume of an attachment, or the key under which it waits for one.
+pub fn attachment_key(attachment: &Attachment) -> Option<String> {
+    let waits = || {
+        let namespace = attachment.namespace().unwrap_or_default();
+        let claim = attachment.spec.claim_name.as_deref()?;
+        Some(orphan_key(&namespace, claim))
+    };
+    attachment.volume().map(str::to_owned).or_else(waits)
 }
 
-/// The key under which attachments wait whose claim does not exist.
+/// The key under which attachments wait whose claim is not there or not bound.
 pub fn orphan_key(namespace: &str, claim: &str) -> String {
     format!("{ORPHAN_PREFIX}{namespace}/{claim}")
-}
-
-/// Namespace and claim of a key that was made by [`orphan_key`].
-pub fn orphan_claim(key: &str) -> Option<(&str, &str)> {
-    key.strip_prefix(ORPHAN_PREFIX)?.split_once('/')
 }
 
 const ORPHAN_PREFIX: &str = "claim:";
@@ -131,10 +141,7 @@ impl World {
             volumes: Cache::new(|volume| Some(volume.name_any())),
             targets: Cache::new(|target| Some(target.spec.volume.clone())),
             replicas: Cache::new(|replica| Some(replica.spec.volume.clone())),
-            attachments: Cache::new(|attachment| {
-                let namespace = attachment.namespace().unwrap_or_default();
-                Some(claim_group(&namespace, &attachment.spec.claim_name))
-            }),
+            attachments: Cache::new(attachment_key),
             ledger: Ledger::default(),
             growths: Growths::default(),
             pool_queue: Queue::default(),
@@ -168,35 +175,48 @@ impl World {
         pods
     }
 
-    /// Starts one watch for each kind. Each answer becomes true when the first listing of its kind is complete.
+    /// Starts one watch for each kind that a process needs. Each answer becomes true when the first listing of its kind
+    /// is complete.
     pub fn watch(
         self: &Arc<Self>,
         client: &Client,
+        sees: &Sees,
         tasks: &mut JoinSet<()>,
     ) -> Vec<watch::Receiver<bool>> {
         let mut ready = Vec::new();
         macro_rules! follow {
-            ($cache:ident: $kind:ty, $follow:expr) => {{
+            ($cache:ident: $kind:ty, $follow:expr) => {
+                follow!($cache: $kind, $follow, watcher::Config::default())
+            };
+            ($cache:ident: $kind:ty, $follow:expr, $config:expr) => {{
                 let (sender, receiver) = watch::channel(false);
                 let api = Api::<$kind>::all(client.clone());
                 let cache: fn(&World) -> &Cache<$kind> = |world| &world.$cache;
-                tasks.spawn(follow(api, self.clone(), cache, $follow, sender));
+                let config = $config.any_semantic();
+                tasks.spawn(follow(api, config, self.clone(), cache, $follow, sender));
                 ready.push(receiver);
             }};
         }
-        follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, claim_concerns_node).trimmed(keep_requester)
-            .noticed(|world, change| world.growths.note_claim(change)));
-        follow!(persistent_volumes: PersistentVolume, Follow::of(World::keys_of_persistent_volume, never));
-        follow!(classes: StorageClass, Follow::of(World::keys_of_class, never));
-        follow!(pods: Pod, Follow::of(World::keys_of_pod, never).noticed(World::note_pod));
+        let uses = match sees {
+            Sees::Node(name) => watcher::Config::default().fields(&format!("spec.node={name}")),
+            Sees::Claims | Sees::Volumes => watcher::Config::default(),
+        };
         follow!(pools: Pool, Follow::of(World::keys_of_pool, always).noticed(World::note_pool));
-        follow!(volumes: Volume, Follow::of(World::keys_of_named, wish_changed).noticed(World::note_volume));
+        follow!(volumes: Volume, Follow::of(World::keys_of_named, volume_concerns_node).noticed(World::note_volume));
         follow!(targets: Target, Follow::of(|_, target: &Target| vec![target.spec.volume.clone()], wish_changed)
             .noticed(World::note_target));
         follow!(replicas: Replica, Follow::of(|_, replica: &Replica| vec![replica.spec.volume.clone()], wish_changed)
             .noticed(World::note_replica));
         follow!(attachments: Attachment, Follow::of(World::keys_of_attachment, wish_changed)
-            .noticed(World::note_attachment));
+            .noticed(World::note_attachment), uses);
+        if *sees != Sees::Claims {
+            return ready;
+        }
+        follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, never).trimmed(keep_requester)
+            .noticed(|world, change| world.growths.note_claim(change)));
+        follow!(persistent_volumes: PersistentVolume, Follow::of(World::keys_of_persistent_volume, never));
+        follow!(classes: StorageClass, Follow::of(World::keys_of_class, never));
+        follow!(pods: Pod, Follow::of(World::keys_of_pod, never).noticed(World::note_pod));
         ready
     }
 
@@ -329,8 +349,8 @@ impl World {
         self.growths.note_volume(change);
         let either = change.new.as_ref().or(change.old.as_ref());
         let Some(volume) = either else { return };
-        if change.new.is_some() && volume.spec.is_behind_target() && parts::was_served(volume) {
-            // Its copies are stored, and may be others by now than the first ones.
+        if change.new.is_some() && parts::was_served(volume) {
+            // Its copies are stored, each with its own reservation, and may be others by now than the first ones.
             return;
         }
         let size = change.new.as_ref().map(|_| volume.spec.capacity);
@@ -362,7 +382,7 @@ impl World {
         let (Some(old), Some(new)) = (&change.old, &change.new) else {
             return;
         };
-        let group = claim_group(&new.namespace().unwrap_or_default(), &new.spec.claim_name);
+        let group = attachment_key(new).unwrap_or_default();
         let others = self.attachments.group(&group);
         let others = others
             .iter()
@@ -504,20 +524,15 @@ impl World {
         keys
     }
 
-    /// The volume of an attachment: that of its claim, or the one that it was attached to when the
-    /// claim is already gone.
+    /// The volume of an attachment. While it waits for one, also the volume that its claim will have.
     fn keys_of_attachment(&self, attachment: &Attachment) -> Vec<String> {
-        let namespace = attachment.namespace().unwrap_or_default();
-        let claim = self.claims.get(&namespace, &attachment.spec.claim_name);
-        let attached = attachment
-            .status
-            .as_ref()
-            .and_then(|status| status.volume.clone());
-        let of_claim = claim.as_deref().and_then(volume_name);
-        let mut keys: Vec<String> = of_claim.into_iter().chain(attached).collect();
-        if keys.is_empty() {
-            keys.push(orphan_key(&namespace, &attachment.spec.claim_name));
-        }
+        let key = attachment_key(attachment);
+        let claim = || {
+            let namespace = attachment.namespace().unwrap_or_default();
+            let name = attachment.spec.claim_name.as_deref()?;
+            volume_name(&*self.claims.get(&namespace, name)?)
+        };
+        let mut keys: Vec<String> = key.into_iter().chain(claim()).collect();
         keys.dedup();
         keys
     }
@@ -588,32 +603,24 @@ fn wish_changed<K: ResourceExt>(change: &Changed<K>) -> bool {
         || old.finalizers != new.finalizers
 }
 
-/// A claim concerns the agent by its binding. A new request does not, nor does the progress of a growth:
-/// they come back as the goals of the kinds below.
-fn claim_concerns_node(change: &Changed<PersistentVolumeClaim>) -> bool {
-    let (Some(old), Some(new)) = (&change.old, &change.new) else {
-        return true;
+/// A volume concerns the agent by what is wanted of it, and by a refusal, which shows on the layers that do not grow.
+fn volume_concerns_node(change: &Changed<Volume>) -> bool {
+    let refusal = |volume: &Volume| {
+        let status = volume.status.as_ref()?;
+        let is_refused = status.granted < Some(volume.spec.capacity);
+        status.hold.clone().filter(|_| is_refused)
     };
-    let phase = |claim: &PersistentVolumeClaim| {
-        claim
-            .status
-            .as_ref()
-            .and_then(|status| status.phase.clone())
+    let differs = match (&change.old, &change.new) {
+        (Some(old), Some(new)) => refusal(old) != refusal(new),
+        _ => true,
     };
-    // That a growth is refused shows on the layers that do not grow.
-    let refusal = |claim| {
-        let said = status::refusal(claim)?;
-        Some((said.reason.clone(), said.message.clone()))
-    };
-    phase(old) != phase(new)
-        || refusal(old) != refusal(new)
-        || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
-        || volume_name(old) != volume_name(new)
+    differs || wish_changed(change)
 }
 
 /// Follows one kind for ever, feeding its cache and pushing the keys of what changed.
 async fn follow<K>(
     api: Api<K>,
+    config: watcher::Config,
     world: Arc<World>,
     cache: fn(&World) -> &Cache<K>,
     kind: Follow<K>,
@@ -621,7 +628,6 @@ async fn follow<K>(
 ) where
     K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
-    let config = watcher::Config::default().any_semantic();
     let mut events = watcher(api, config)
         .default_backoff()
         .modify(kind.trim)

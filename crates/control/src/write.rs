@@ -12,8 +12,27 @@ use kube::{Api, Client};
 use serde_json::Value;
 use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
 
-/// The name under which our writes stand in `managedFields`.
-pub const FIELD_MANAGER: &str = "trellis";
+/// Who writes. Each role has a name of its own in `managedFields`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manager {
+    /// The claim room.
+    Claims,
+    /// The volume room.
+    Volumes,
+    /// The node room.
+    Node,
+}
+
+impl Manager {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Manager::Claims => "trellis-claims",
+            Manager::Volumes => "trellis-volumes",
+            Manager::Node => "trellis-node",
+        }
+    }
+}
 
 /// A kind that plans write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +67,13 @@ impl Object {
             Object::Pool => ApiResource::erase::<Pool>(&()),
             Object::Pod => ApiResource::erase::<Pod>(&()),
         }
+    }
+}
+
+impl Object {
+    /// Whether it is one of Kubernetes' own kinds, which know how to merge lists.
+    pub fn is_core(self) -> bool {
+        matches!(self, Object::Claim | Object::PersistentVolume | Object::Pod)
     }
 }
 
@@ -98,10 +124,23 @@ pub enum Write {
     Create(Place, Value),
     /// Merges into the object itself.
     Patch(Place, Value),
-    /// Merges into its status.
+    /// Merges into its status. The conditions of Kubernetes' own kinds are merged one by one, so that those of others
+    /// stay as they are.
     PatchStatus(Place, Value),
     /// Removes it, with all that it owns.
     Delete(Place),
+}
+
+impl Write {
+    /// The object that is written.
+    pub fn place(&self) -> &Place {
+        match self {
+            Write::Create(place, _)
+            | Write::Patch(place, _)
+            | Write::PatchStatus(place, _)
+            | Write::Delete(place) => place,
+        }
+    }
 }
 
 /// What became of one write.
@@ -115,14 +154,21 @@ pub enum Written {
     Failed(kube::Error),
 }
 
-/// Sends all writes at once and waits for all answers, in the order of the writes.
-pub async fn send(client: &Client, writes: &[Write]) -> Vec<Written> {
-    join_all(writes.iter().map(|write| send_one(client, write))).await
+/// Sends all writes at once and waits for all answers, in the order of the writes. `by` says who writes each.
+pub async fn send(
+    client: &Client,
+    by: impl Fn(&Write) -> Manager,
+    writes: &[Write],
+) -> Vec<Written> {
+    let sent = writes
+        .iter()
+        .map(|write| send_one(client, by(write), write));
+    join_all(sent).await
 }
 
-async fn send_one(client: &Client, write: &Write) -> Written {
+async fn send_one(client: &Client, by: Manager, write: &Write) -> Written {
     let params = PatchParams {
-        field_manager: Some(FIELD_MANAGER.to_owned()),
+        field_manager: Some(by.name().to_owned()),
         // The compiler has checked what we send; the server need not look for unknown fields.
         field_validation: Some(ValidationDirective::Ignore),
         ..PatchParams::default()
@@ -131,7 +177,7 @@ async fn send_one(client: &Client, write: &Write) -> Written {
         Write::Create(place, body) => match serde_json::from_value::<DynamicObject>(body.clone()) {
             Ok(object) => {
                 let params = PostParams {
-                    field_manager: Some(FIELD_MANAGER.to_owned()),
+                    field_manager: Some(by.name().to_owned()),
                     ..PostParams::default()
                 };
                 place.api(client).create(&params, &object).await.map(drop)
@@ -143,11 +189,16 @@ async fn send_one(client: &Client, write: &Write) -> Written {
             .patch(&place.name, &params, &Patch::Merge(body))
             .await
             .map(drop),
-        Write::PatchStatus(place, body) => place
-            .api(client)
-            .patch_status(&place.name, &params, &Patch::Merge(body))
-            .await
-            .map(drop),
+        Write::PatchStatus(place, body) => {
+            let patch = if place.object.is_core() {
+                Patch::Strategic(body)
+            } else {
+                Patch::Merge(body)
+            };
+            let api = place.api(client);
+            let answer = api.patch_status(&place.name, &params, &patch).await;
+            answer.map(drop)
+        }
         Write::Delete(place) => place
             .api(client)
             .delete(&place.name, &DeleteParams::background())
@@ -160,4 +211,21 @@ async fn send_one(client: &Client, write: &Write) -> Written {
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Written::Outdated,
         Err(error) => Written::Failed(error),
     }
+}
+
+/// What a strategic merge makes of a list of conditions, for models of the store.
+#[cfg(test)]
+pub(crate) fn merge_conditions(list: &mut Value, patch: &Value) {
+    let mut merged = list.as_array().cloned().unwrap_or_default();
+    for each in patch.as_array().into_iter().flatten() {
+        let place = merged.iter().position(|old| old["type"] == each["type"]);
+        let goes = each["$patch"] == "delete";
+        match (place, goes) {
+            (Some(place), true) => drop(merged.remove(place)),
+            (Some(place), false) => merged[place] = each.clone(),
+            (None, false) => merged.push(each.clone()),
+            (None, true) => {}
+        }
+    }
+    *list = Value::Array(merged);
 }

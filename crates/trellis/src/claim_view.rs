@@ -18,6 +18,7 @@ use serde::de::DeserializeOwned;
 use trellis_api::kinds::{Attachment, Replica, Target, VOLUME_LABEL, Volume};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 use trellis_control::claim::{provision, status};
+use trellis_control::stored::StoredVolume;
 use trellis_control::view::View;
 use trellis_control::volume::redundancy::unasked;
 use trellis_control::world::volume_name;
@@ -112,26 +113,29 @@ impl Stock {
         let key = volume_name(&claim).unwrap_or_default();
         let namespace = claim.namespace();
         let attached = |each: &&Attachment| {
-            each.spec.claim_name == claim.name_any() && each.namespace() == namespace
+            let names_it = each.spec.claim_name == Some(claim.name_any());
+            let names_it = names_it && each.namespace() == namespace;
+            each.volume().map_or(names_it, |volume| volume == key)
         };
         let replicas = self.replicas.iter().filter(|each| each.spec.volume == key);
         View {
             persistent_volume: named(&self.persistent_volumes, &key),
             class: class_of(&claim).and_then(|name| named(&self.classes, name)),
-            volume: named(&self.volumes, &key),
-            target: named(&self.targets, &key),
-            replicas: replicas.cloned().map(Arc::new).collect(),
-            attachments: self
-                .attachments
-                .iter()
-                .filter(attached)
-                .cloned()
-                .map(Arc::new)
-                .collect(),
-            wanted: false,
+            stored: StoredVolume {
+                volume: named(&self.volumes, &key),
+                target: named(&self.targets, &key),
+                replicas: replicas.cloned().map(Arc::new).collect(),
+                attachments: self
+                    .attachments
+                    .iter()
+                    .filter(attached)
+                    .cloned()
+                    .map(Arc::new)
+                    .collect(),
+                key,
+            },
             claim: Some(Arc::new(claim)),
-            key,
-            offered: None,
+            ..View::default()
         }
     }
 }
@@ -329,7 +333,7 @@ impl Held {
 /// What keeps a claim from what is asked of it, the lowest rung first; none if nothing does.
 pub fn held(view: &View) -> Option<Held> {
     let claim = view.claim.as_deref()?;
-    let user = view.attachments.first();
+    let user = view.stored.attachments.first();
     if let Some(user) = user.filter(|_| claim.metadata.deletion_timestamp.is_some()) {
         let message = format!(
             "It is still in use at {} of node {}.",
@@ -346,6 +350,7 @@ pub fn held(view: &View) -> Option<Held> {
     };
     let in_use = || {
         let mut holds = view
+            .stored
             .attachments
             .iter()
             .filter_map(|each| each.status.as_ref()?.hold.clone());
@@ -358,12 +363,12 @@ pub fn held(view: &View) -> Option<Held> {
     };
     // If the target cannot be asked, what it said before is no news of the volume.
     let target = || {
-        let status = view.target.as_ref()?.status.as_ref()?;
+        let status = view.stored.target.as_ref()?.status.as_ref()?;
         unasked(status)?;
         Some(Held::new(Some(Rung::Volume), status.hold.clone()?))
     };
     let inside = || {
-        let hold = view.foreign_content()?;
+        let hold = view.stored.foreign_content()?;
         Some(Held::new(Some(Rung::Filesystem), hold))
     };
     unprovisioned()

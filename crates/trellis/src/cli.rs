@@ -125,15 +125,9 @@ pub enum Verb {
     },
 }
 
-/// `trellis up`
-#[derive(Args, Debug)]
-pub struct Up {
-    /// Address of the API on loopback; if not given, the port of the last time or a free one
-    #[arg(long, value_name = "ADDRESS")]
-    pub listen: Option<std::net::SocketAddr>,
-    /// This machine's name among nodes; its host name if not given
-    #[arg(long, value_name = "NAME")]
-    pub node: Option<String>,
+/// How this machine's volumes are looked after
+#[derive(Args, Clone, Debug)]
+pub struct Agent {
     /// Whether filesystems may grow while they are mounted on this node; if not, they grow when nobody uses them
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub online_growth: bool,
@@ -143,6 +137,19 @@ pub struct Up {
     /// How long the process that serves a volume may be silent before it is killed and replaced, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = trellis_keeper::SILENCE_TIME_MAX.as_secs(), value_parser = clap::value_parser!(u64).range(5..=3600))]
     pub silent_target_seconds: u64,
+}
+
+/// `trellis up`
+#[derive(Args, Debug)]
+pub struct Up {
+    /// Address of the API on loopback; if not given, the port of the last time or a free one
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// This machine's name among nodes; its host name if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    #[command(flatten)]
+    pub agent: Agent,
     /// Serve metrics for Prometheus at this address (plain HTTP, /metrics); port 0 takes a free one
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<std::net::SocketAddr>,

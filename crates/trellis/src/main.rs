@@ -1,5 +1,6 @@
 //! Volumes that grow while they are in use: one binary.
 
+mod agent;
 mod claim_view;
 mod cli;
 mod cmd;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,15 +18,13 @@ use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 use trellis_control::bootstrap::{Defaults, bootstrap};
 use trellis_control::claim::finish::Claims;
 use trellis_control::node::machine::Machine;
-use trellis_control::run::{self, Settings};
-use trellis_control::usage;
+use trellis_control::run;
 use trellis_control::world::World;
 use trellis_engine::replica::survey;
 use trellis_node::volume::lock_holder;
 
+use crate::agent;
 use crate::cli::{Global, Up};
-use crate::kernel;
-use crate::machine::ThisMachine;
 use crate::metrics::{self, Sources};
 
 /// How long a predecessor that was killed may take until it is gone.
@@ -39,12 +37,7 @@ const METRICS_FILE: &str = "metrics";
 pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be heard")?;
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be heard")?;
-    // Whatever this process makes is for its user alone: the store holds secrets, and the private mounts
-    // show every volume.
-    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    allow_many_files();
-    keep_descriptors();
-    let data = prepare(&global.data)?;
+    let data = agent::prepare(&global.data)?;
     // The store comes first: a second service on the same directory fails at it.
     let api = open_store(&data).await?;
     let pki = Pki::open(&data)?;
@@ -176,36 +169,19 @@ async fn start(
     bootstrap(&api.client(), &defaults)
         .await
         .context("the first objects cannot be stored")?;
-    let machine = ThisMachine::new(data, Duration::from_secs(up.silent_target_seconds))
-        .with_context(|| format!("{} cannot be used", data.display()))?;
-    let settings = Settings {
-        node: node.to_owned(),
-        online_growth: up.online_growth,
-        resync: Duration::from_secs(up.resync_seconds),
-    };
-    let (machine, world) = (Arc::new(machine), Arc::new(World::new()));
-    let node = node.to_owned();
+    let machine = agent::machine(data, &up.agent)?;
+    let world = Arc::new(World::new());
     let mut tasks = run::start(
         api.client(),
         world.clone(),
-        settings,
+        agent::settings(node, &up.agent),
         Machine::of(machine.clone()),
-        Arc::new(Claims),
+        Arc::new(Claims(world.clone())),
     )
     .await;
-    kernel::listen(&world, machine.mounts().to_owned());
-    let woken = world.clone();
-    machine
-        .listen_to_processes(Box::new(move |volume| woken.passes.push(volume)))
-        .context("the processes of volumes cannot be watched")?;
-    tasks.spawn(usage::refresh(
-        world.clone(),
-        api.client(),
-        node.clone(),
-        machine.clone(),
-    ));
+    agent::attend(&world, api.client(), node, &machine, &mut tasks)?;
     if let Some(listener) = metrics {
-        let sources = Sources::new(world, node, api.clone(), machine, started);
+        let sources = Sources::new(world, node.to_owned(), api.clone(), machine, started);
         tasks.spawn(metrics::serve(listener, Arc::new(sources)));
     }
     Ok(tasks)
@@ -319,35 +295,6 @@ async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpLis
     trellis_files::ensure(&memory, port.to_string().as_bytes())
         .with_context(|| format!("{} cannot be written", memory.display()))?;
     Ok(listener)
-}
-
-/// Every volume in use keeps a descriptor or two, and the limit that shells set is meant for programs with few.
-fn allow_many_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let most = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, most) {
-        tracing::warn!(%error, "the limit of open files cannot be raised");
-    }
-}
-
-/// What the shell or the service manager has left open is not for the keeper and what it starts: these outlive the
-/// service, and would keep a pipe from ending or a filesystem from being unmounted.
-fn keep_descriptors() {
-    if let Err(error) = trellis_node::sys::descriptors::keep_from_children() {
-        tracing::warn!(%error, "open descriptors may be passed on to the processes of volumes");
-    }
-}
-
-/// The data directory, made if it is absent, for this user alone.
-fn prepare(data: &Path) -> anyhow::Result<PathBuf> {
-    trellis_files::make_directory(data)
-        .with_context(|| format!("the data directory {} cannot be made", data.display()))?;
-    data.canonicalize()
-        .with_context(|| format!("the data directory {} cannot be used", data.display()))
 }
 
 /// This machine's name.

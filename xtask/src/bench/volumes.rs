@@ -118,7 +118,8 @@ async fn attach(
     index: usize,
 ) -> anyhow::Result<()> {
     let spec = AttachmentSpec {
-        claim_name: name(index),
+        claim_name: Some(name(index)),
+        volume: None,
         node: "bench".to_owned(),
         consumer: Consumer::Mount(AtPath {
             path: service.path(&format!("mnt-{index}")).display().to_string(),

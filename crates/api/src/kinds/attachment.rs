@@ -19,12 +19,18 @@ use crate::{Bytes, Hold};
     category = "trellis",
     namespaced,
     status = "AttachmentStatus",
+    selectable = ".spec.node",
     derive = "PartialEq"
 )]
 #[serde(rename_all = "camelCase")]
 pub struct AttachmentSpec {
-    /// The claim, in the attachment's own namespace.
-    pub claim_name: String,
+    /// The claim, in the attachment's own namespace. One that names only a claim gets the claim's volume when the claim
+    /// is bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim_name: Option<String>,
+    /// The volume. It never changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
     /// The node on which it is used.
     pub node: String,
     /// What uses it.
@@ -63,6 +69,16 @@ impl Consumer {
     pub fn read_only(&self) -> bool {
         let (Consumer::Mount(at) | Consumer::Device(at)) = self;
         at.read_only
+    }
+}
+
+impl Attachment {
+    /// The volume that is used: the one that it names, or, of an attachment from an earlier release, the one that its
+    /// node has attached.
+    pub fn volume(&self) -> Option<&str> {
+        let attached = self.status.as_ref();
+        let attached = attached.and_then(|status| status.volume.as_deref());
+        self.spec.volume.as_deref().or(attached)
     }
 }
 

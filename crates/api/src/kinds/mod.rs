@@ -26,9 +26,9 @@ pub use target::{
     CopiesWanted, Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus,
 };
 pub use volume::{
-    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, Placement, RungTime,
-    SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum,
-    WhenFull,
+    COPIES_HELD, ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult,
+    POOL_FULL, Placement, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec,
+    VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.

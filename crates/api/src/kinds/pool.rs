@@ -17,6 +17,7 @@ use crate::Bytes;
     singular = "pool",
     category = "trellis",
     status = "PoolStatus",
+    selectable = ".spec.node",
     derive = "PartialEq"
 )]
 #[serde(rename_all = "camelCase")]

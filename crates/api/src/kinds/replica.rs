@@ -18,6 +18,7 @@ use crate::{Bytes, Hold};
     singular = "replica",
     category = "trellis",
     status = "ReplicaStatus",
+    selectable = ".spec.node",
     derive = "PartialEq"
 )]
 #[serde(rename_all = "camelCase")]

@@ -20,6 +20,7 @@ use crate::{Bytes, Hold};
     singular = "target",
     category = "trellis",
     status = "TargetStatus",
+    selectable = ".spec.node",
     derive = "PartialEq"
 )]
 #[serde(rename_all = "camelCase")]

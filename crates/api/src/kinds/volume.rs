@@ -28,7 +28,8 @@ pub const GROWTH_RECORDS_MAX: usize = 25;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSpec {
-    /// The size it shall have: the goal. A larger one replaces it at once.
+    /// The size that is wanted. Another one replaces it at once. How far it has come is in the status: `granted`,
+    /// `capacity`, `usable`.
     pub capacity: Bytes,
     /// The claim it was made for, if it was made for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,10 +42,17 @@ pub struct VolumeSpec {
     /// claim that is merely not there takes nothing with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub released_by: Option<String>,
+    /// The bytes go when this object is deleted. Whoever owns the claim, or CSI, says so. Without it a deleted volume
+    /// waits, and keeps its bytes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub discard: bool,
+    /// No PersistentVolume was made for it yet, so nobody has used it: it goes with its claim.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub provisional: bool,
     /// The claim's StorageClass.
     pub class: String,
-    /// Where its first copies are, in the order of their numbers. Decided together with their reservations, when the
-    /// volume is made.
+    /// Where its first copies are, in the order of their numbers. Decided together with their reservations, by the
+    /// embedded home when it makes the volume, by the volume controller if the volume comes without.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub placement: Vec<Placement>,
     /// The pools that its copies may be on; any, if it names none.
@@ -269,9 +277,16 @@ pub struct VolumeStatus {
     /// In one word.
     #[serde(default)]
     pub phase: VolumePhase,
+    /// The size that its copies have a promise for: the goal of every layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granted: Option<Bytes>,
     /// What its target was measured to serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Bytes>,
+    /// The size that every use of it was measured to have; of a volume that is not in use, the size that its filesystem
+    /// was found with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usable: Option<Bytes>,
     /// It has carried a filesystem that somebody could use. If it is found empty from then on, that is a loss to tell,
     /// and never a reason to format it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -279,7 +294,7 @@ pub struct VolumeStatus {
     /// What keeps it from its goal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
-    /// `Ready` and `Resizing`.
+    /// `Ready` and `Resizing`; `CopiesHeld` and `PoolFull` while that is so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// The growths that are over, oldest first, at most [`GROWTH_RECORDS_MAX`].
@@ -289,6 +304,11 @@ pub struct VolumeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recoveries: Vec<RecoveryRecord>,
 }
+
+/// The condition of a volume that does not have the copies that are asked for, and why.
+pub const COPIES_HELD: &str = "CopiesHeld";
+/// The condition of a volume some of whose copies have a full pool.
+pub const POOL_FULL: &str = "PoolFull";
 
 /// A volume's state in one word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -326,6 +346,25 @@ pub struct GrowthRecord {
     /// The pools of copies that had not reached the size when it ended. They are raised when they are back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<String>,
+}
+
+impl GrowthRecord {
+    /// Which copies were behind, in a sentence that follows another one; nothing if none was.
+    pub fn behind_sentence(&self) -> String {
+        behind_sentence(&self.behind)
+    }
+}
+
+/// The pools of copies that have not reached a size, in a sentence that follows another one; nothing if there are none.
+pub fn behind_sentence(pools: &[String]) -> String {
+    match pools {
+        [] => String::new(),
+        [one] => format!(". The copy on pool {one} is behind, and is raised when it is back."),
+        many => format!(
+            ". The copies on pools {} are behind, and are raised when they are back.",
+            many.join(", ")
+        ),
+    }
 }
 
 /// How a growth ended.

@@ -67,6 +67,7 @@ pub(super) fn pool() -> Kind {
         short: &[],
     };
     Kind {
+        selectable_fields: &["spec.node"],
         validate: |change| {
             let mut errors = frozen(change, |field| matches!(field, "node" | "path"));
             errors.extend(relative_path(change, "path"));
@@ -104,6 +105,7 @@ pub(super) fn target() -> Kind {
         short: &[],
     };
     Kind {
+        selectable_fields: &["spec.node"],
         validate: |change| frozen(change, |field| !matches!(field, "capacity" | "copies")),
         ..custom::<Target>(names, columns::TARGET)
     }
@@ -117,6 +119,7 @@ pub(super) fn replica() -> Kind {
         short: &[],
     };
     Kind {
+        selectable_fields: &["spec.node"],
         validate: |change| {
             let mut errors = frozen(change, |field| {
                 !matches!(field, "capacity" | "discard" | "replicaId")
@@ -136,9 +139,11 @@ pub(super) fn attachment() -> Kind {
         short: &[],
     };
     Kind {
+        selectable_fields: &["spec.node"],
         namespaced: true,
         validate: |change| {
-            let mut errors = frozen(change, |_| true);
+            let mut errors = frozen(change, |field| field != "volume");
+            errors.extend(other_volume(change));
             let places = ["consumer.mount.path", "consumer.device.path"];
             errors.extend(
                 places
@@ -189,6 +194,21 @@ fn other_identity(change: Change<'_>, field: &str) -> Option<FieldError> {
         let field = format!("spec.{field}");
         FieldError::invalid(&field, &Value::from(new), "field is immutable")
     })
+}
+
+/// Refuses an attachment of nothing, and one that would become that of another volume. One that names only a claim may
+/// get its volume later.
+fn other_volume(change: Change<'_>) -> Option<FieldError> {
+    const FIELD: &str = "spec.volume";
+    const VOLUME: &str = "/spec/volume";
+    let new = text(change.new, VOLUME);
+    if new.is_empty() && text(change.new, "/spec/claimName").is_empty() {
+        let why = "claimName or volume must be given";
+        return Some(FieldError::required(FIELD, why));
+    }
+    let old = change.old.map_or("", |old| text(old, VOLUME));
+    (!old.is_empty() && old != new)
+        .then(|| FieldError::invalid(FIELD, &Value::from(new), "field is immutable"))
 }
 
 /// Refuses a path that means something else in every directory.
@@ -248,6 +268,9 @@ mod tests {
             assert_eq!(row.group, spec.group);
             assert_eq!(row.version, spec.versions[0].name);
             assert_eq!(row.namespaced, spec.scope == "Namespaced");
+            let selectable = spec.versions[0].selectable_fields.iter().flatten();
+            let selectable = selectable.map(|field| field.json_path.trim_start_matches('.'));
+            assert_eq!(row.selectable_fields, selectable.collect::<Vec<_>>());
         }
     }
 }

@@ -121,7 +121,12 @@ fn merge_field(
                 _ => Vec::new(),
             };
             merge_list(shape, path, &mut entries, patch)?;
-            *list = Value::Array(entries);
+            // Kubernetes omits a list that has lost its last element.
+            if entries.is_empty() && !patch.is_empty() {
+                target.remove(field);
+            } else {
+                *list = Value::Array(entries);
+            }
         }
         scalar => {
             target.insert(field.to_owned(), scalar.clone());

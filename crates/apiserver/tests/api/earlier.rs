@@ -78,7 +78,10 @@ async fn what_an_earlier_release_stored_is_read_in_the_present_form() {
         assert_eq!(three.spec.mount_options, ["noatime"]);
         assert_eq!(three.spec.pools, ["a", "b", "c"]);
         assert!(one.spec.pools.is_empty() && one.annotations().is_empty());
-        let uses = all::<Attachment>(&api, |each| each.spec.claim_name.clone()).await;
+        let uses = all::<Attachment>(&api, |each| {
+            each.spec.claim_name.clone().unwrap_or_default()
+        })
+        .await;
         let consumers: Vec<&Consumer> = uses.iter().map(|(_, each)| &each.spec.consumer).collect();
         let at = |path: &str, read_only| AtPath {
             path: path.to_owned(),

@@ -54,9 +54,32 @@ fn cases() -> Vec<Case> {
             refused: json!({
                 "claimName": "d", "node": "m", "consumer": { "mount": { "path": "/mnt/b", "readOnly": true } },
             }),
-            accepted: json!({}),
+            accepted: json!({ "volume": "v" }),
         },
     ]
+}
+
+#[tokio::test]
+async fn an_attachment_names_one_volume_for_good() {
+    // Fails if an attachment of nothing is taken, or one can become that of another volume.
+    let server = Server::new();
+    let collection = format!("{GROUP}/namespaces/default/attachments");
+    let spec = json!({ "node": "n", "consumer": { "device": { "path": "/mnt/a" } } });
+    let nothing = json!({ "metadata": { "name": "x" }, "spec": spec });
+    server.post(&collection, nothing).await.refused(
+        422,
+        "Invalid",
+        "Attachment.trellis.dev \"x\" is invalid: spec.volume: Required value: claimName or volume must be given",
+    );
+    let mut spec = spec;
+    spec["volume"] = json!("v");
+    let object = json!({ "metadata": { "name": "x" }, "spec": spec });
+    server.post(&collection, object).await.expect(201);
+    let path = format!("{collection}/x");
+    let change = json!({ "spec": { "volume": "w" } });
+    let message = "Attachment.trellis.dev \"x\" is invalid: spec.volume: Invalid value: \"w\": field is immutable";
+    let answer = server.patch(&path, MERGE, change).await;
+    answer.refused(422, "Invalid", message);
 }
 
 #[tokio::test]

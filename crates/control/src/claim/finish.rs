@@ -1,5 +1,7 @@
 //! Finishes claims in use from what their node has just measured, as the kubelet does in a cluster.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
@@ -9,35 +11,43 @@ use trellis_api::{Hold, HoldReason, Next, Observed, Rung, next_step};
 use super::{provision, status};
 use crate::node::{Finisher, Job, Outcome, UseJob, copies_behind};
 use crate::plan::{Note, claim_place};
-use crate::view::View;
+use crate::stored::StoredVolume;
+use crate::world::World;
 use crate::write::Write;
 
-/// The finisher of the embedded home.
-pub struct Claims;
+/// The finisher of the embedded home, which has the claims.
+pub struct Claims(pub Arc<World>);
 
 impl Finisher for Claims {
     fn finish(
         &self,
-        view: &View,
+        stored: &StoredVolume,
         job: &Job,
         outcome: &Outcome,
         now: &MicroTime,
     ) -> Option<(Write, Note)> {
-        claim_write(view, job, outcome, now)
+        let claim = stored.volume.as_ref()?.spec.claim.as_ref()?;
+        let found = self.0.claims.get(&claim.namespace, &claim.name)?;
+        let is_its_claim = found.uid().as_ref() == Some(&claim.uid);
+        claim_write(&found, stored, job, outcome, now).filter(|_| is_its_claim)
     }
 }
 
 /// The claim's status when all its rungs on this node are as they should be, or one is held. As with the kubelet, the
 /// node that sees the consumer's size reports it.
-fn claim_write(
-    view: &View,
+pub(crate) fn claim_write(
+    claim: &PersistentVolumeClaim,
+    stored: &StoredVolume,
     job: &Job,
     outcome: &Outcome,
     now: &MicroTime,
 ) -> Option<(Write, Note)> {
-    let claim = view.claim.as_ref()?;
     if outcome.stage.is_none() {
-        return lost_claim(view, job, outcome, now);
+        return lost_claim(claim, job, outcome, now);
+    }
+    if is_used_elsewhere(stored, job) {
+        // The claim has its size when every use has it, and the claim room sees them all.
+        return None;
     }
     let wanted = provision::goal(status::requested(claim)?).ok()?;
     let bound = claim.status.as_ref()?.phase.as_deref() == Some("Bound");
@@ -53,9 +63,9 @@ fn claim_write(
                 .find(|each| each.rung == Rung::Device)?
                 .size;
             let message = format!("MountVolume.NodeExpandVolume succeeded: {device}");
-            let message = message + &copies_behind(view, outcome, job.goal);
+            let message = message + &copies_behind(stored, outcome, job.goal);
             (
-                status::finished(claim, device),
+                status::finished(device),
                 Note::normal(claim, "FileSystemResizeSuccessful", message),
             )
         }
@@ -93,9 +103,22 @@ fn claim_write(
     Some((for_this_claim(claim, body), note))
 }
 
+/// Whether something is attached on another node too.
+fn is_used_elsewhere(stored: &StoredVolume, job: &Job) -> bool {
+    let mut branches = stored.branches();
+    branches.any(|(attachment, _)| {
+        let mut here = job.uses.iter().chain(&job.endings);
+        !here.any(|each| each.object.uid() == attachment.uid())
+    })
+}
+
 /// A use that was there is gone or broken, and a growth waits for it.
-fn lost_claim(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Option<(Write, Note)> {
-    let claim = view.claim.as_ref()?;
+fn lost_claim(
+    claim: &PersistentVolumeClaim,
+    job: &Job,
+    outcome: &Outcome,
+    now: &MicroTime,
+) -> Option<(Write, Note)> {
     let lost = |(each, hold): &(UseJob, Option<Hold>)| {
         let hold = hold.as_ref().filter(|_| each.hold.is_none());
         hold.filter(|_| each.usage.established).cloned()

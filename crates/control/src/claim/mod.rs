@@ -1,17 +1,15 @@
-//! The claim room: provisioner, binder and resizer in one, because all three look at the same objects and must not
-//! contradict each other.
+//! The claim room: provisioner, binder, resizer and claim protection, as a cluster has them. It turns claims into
+//! volumes, and tells claims what became of their volumes. Of our own kinds it writes only what a volume should be. Only
+//! the embedded home has it.
 
 pub mod class;
 pub mod finish;
-pub mod plan;
+pub mod grow;
 pub mod provision;
+pub mod reclaim;
 pub mod status;
 
 pub(crate) mod by_hand;
-mod grow;
-mod history;
-mod reclaim;
-pub(crate) mod reconcile;
+mod requester;
 
-pub use history::asks_for_size;
-pub use reconcile::run;
+pub use requester::asks_for_size;

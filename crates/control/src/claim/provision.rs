@@ -1,11 +1,11 @@
-//! From a claim to a bound claim: volume, target and replica, then the persistent volume, then the two ends of the
+//! From a claim to a bound claim: the volume, then, when it is served, the persistent volume, then the two ends of the
 //! binding.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use serde_json::json;
-use trellis_api::kinds::{ClaimRef, PROVISIONER, Placement, VOLUME_FINALIZER, Volume, VolumeSpec};
+use trellis_api::kinds::{ClaimRef, PROVISIONER, VOLUME_FINALIZER, Volume, VolumeSpec};
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
@@ -14,8 +14,6 @@ use super::class::Class;
 use super::status;
 use crate::plan::{Note, Plan, Promise, claim_place};
 use crate::view::View;
-use crate::volume::parts::{make_parts, name_identities, replica_name};
-use crate::volume::rooms::{NewCopy, Rooms};
 use crate::world;
 use crate::write::{Object, Place, Write};
 
@@ -58,21 +56,33 @@ pub fn goal_of(claim: &PersistentVolumeClaim) -> Result<Bytes, Hold> {
     })
 }
 
-/// A claim without a volume: makes one, if the claim is ours and there is room.
-pub fn begin(
-    view: &View,
-    claim: &PersistentVolumeClaim,
-    rooms: &dyn Rooms,
-    now: &MicroTime,
-) -> Plan {
+/// What is done for a claim without a volume.
+pub enum Begin {
+    /// A volume like this one is wanted for it. It has no places for its copies yet.
+    Want(Box<Volume>),
+    /// Something else comes first, or nothing can be done.
+    Else(Plan),
+}
+
+/// A claim without a volume gets one, if the claim is ours.
+pub fn begin(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Begin {
+    match wanted(view, claim, now) {
+        Ok(volume) => Begin::Want(Box::new(volume)),
+        Err(plan) => Begin::Else(plan),
+    }
+}
+
+/// The volume that a claim wants, or what is to be done instead.
+fn wanted(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Result<Volume, Plan> {
+    let failed = |hold: &Hold| failed(claim, hold, now);
     match by_hand::bind(view, claim) {
         Ok(None) => {}
-        Ok(Some(plan)) => return plan,
-        Err(hold) => return failed(claim, &hold, now),
+        Ok(Some(plan)) => return Err(plan),
+        Err(hold) => return Err(failed(&hold)),
     }
-    if world::volume_name(claim).as_ref() != Some(&view.key) {
+    if world::volume_name(claim).as_ref() != Some(&view.stored.key) {
         // This is a volume that was made by hand and that the claim no longer has anything to do with.
-        return Plan::default();
+        return Err(Plan::default());
     }
     let class_name = claim
         .spec
@@ -82,53 +92,65 @@ pub fn begin(
         let Some(name) = class_name.filter(|name| !name.is_empty()) else {
             let message =
                 "no persistent volumes available for this claim and no storage class is set";
-            return failed(claim, &Hold::new(HoldReason::ClassNotSet, message), now);
+            return Err(failed(&Hold::new(HoldReason::ClassNotSet, message)));
         };
         let message = format!("storageclass.storage.k8s.io {name:?} not found");
-        return failed(claim, &Hold::new(HoldReason::ClassNotFound, message), now);
+        return Err(failed(&Hold::new(HoldReason::ClassNotFound, message)));
     };
     if !Class::is_ours(class) {
-        return Plan::default();
+        return Err(Plan::default());
     }
     if let Some(hold) = unfilled(claim) {
-        return failed(claim, &hold, now);
+        return Err(failed(&hold));
     }
-    let read = match Class::read(class) {
-        Ok(read) => read,
-        Err(hold) => return failed(claim, &hold, now),
-    };
+    let read = Class::read(class).map_err(|hold| failed(&hold))?;
     if read.waits_for_consumer && !view.wanted {
         let message = "waiting for first consumer to be created before binding".to_owned();
         let hold = Hold::new(HoldReason::WaitingForConsumer, message.clone());
         let note = Note::normal(claim, "WaitForFirstConsumer", message);
-        return Plan {
+        return Err(Plan {
             notes: vec![note],
             ..held(claim, &hold, now)
-        };
+        });
     }
-    let placed = goal_of(claim).and_then(|size| {
+    let size = goal_of(claim).and_then(|size| {
         require_filesystem_fits(claim, &read, size)?;
-        let places = place_copies(view, &read, size, rooms)?;
-        Ok((size, places))
+        Ok(size)
     });
-    match placed {
-        Ok((size, places)) => make_volume(view, claim, &read, size, &places),
-        Err(hold) => {
-            let waits_for_room = !is_about_size(hold.reason);
-            Plan {
-                waits_for_room,
-                ..failed(claim, &hold, now)
-            }
-        }
+    let size = size.map_err(|hold| failed(&hold))?;
+    Ok(new_volume(view, claim, &read, size))
+}
+
+/// There is no place for the copies of the volume that the claim wants.
+pub fn unplaced(claim: &PersistentVolumeClaim, hold: &Hold, now: &MicroTime) -> Plan {
+    Plan {
+        waits_for_room: true,
+        ..failed(claim, hold, now)
     }
 }
 
-/// Whether only another request helps, and more room does not.
-pub fn is_about_size(reason: HoldReason) -> bool {
-    matches!(
-        reason,
-        HoldReason::SizeTooLarge | HoldReason::SizeTooSmall | HoldReason::SizeInvalid
-    )
+/// Stores the volume that a claim wants. It comes first and alone: it owns what comes after it. The promises on the
+/// pools stand from here on, under the names that the replicas will have.
+pub fn make_volume(claim: &PersistentVolumeClaim, volume: &Volume, promises: Vec<Promise>) -> Plan {
+    let name = volume.name_any();
+    let pools: Vec<&str> = promises.iter().map(|each| each.pool.as_str()).collect();
+    let pools = pools.join(",");
+    let message = format!(
+        "provisioning {} for claim \"{}/{}\" on pool {pools:?}",
+        volume.spec.capacity,
+        claim.namespace().unwrap_or_default(),
+        claim.name_any()
+    );
+    Plan {
+        writes: vec![Write::Create(
+            Place::named(Object::Volume, name),
+            json!(volume),
+        )],
+        promises,
+        notes: vec![Note::normal(claim, "Provisioning", message)],
+        step: Some(Step::VolumeWritten),
+        ..Plan::default()
+    }
 }
 
 /// A claim that is to be filled from something else is not given an empty volume.
@@ -145,36 +167,6 @@ fn unfilled(claim: &PersistentVolumeClaim) -> Option<Hold> {
     let (kind, name) = source.or(reference)?;
     let message = format!("The claim asks to be filled from {kind} {name:?}.");
     Some(Hold::new(HoldReason::DataSourceUnsupported, message))
-}
-
-/// A place for every copy, or for none.
-fn place_copies(
-    view: &View,
-    class: &Class,
-    size: Bytes,
-    rooms: &dyn Rooms,
-) -> Result<Vec<Placement>, Hold> {
-    let (mut places, mut planned) = (Vec::new(), Vec::new());
-    for index in 0..class.replicas {
-        let name = replica_name(&view.key, index);
-        let copy = NewCopy {
-            replica: &name,
-            size,
-            thick: class.thick,
-            allow_shared_disk: class.allow_shared_disk,
-            beside: &places,
-            apart_from: &places,
-            planned: &planned,
-        };
-        let place = rooms.place(&class.pools, copy)?;
-        planned.push(Promise {
-            pool: place.pool.clone(),
-            size,
-            replica: name,
-        });
-        places.push(place);
-    }
-    Ok(places)
 }
 
 /// A claim that is too small for its filesystem is told so now, not when it is first mounted.
@@ -216,26 +208,20 @@ fn mount_options(claim: &PersistentVolumeClaim, class: &Class) -> Vec<String> {
     options.filter(|_| !is_block(claim)).unwrap_or_default()
 }
 
-/// The volume comes first and alone: it owns what comes after it. The promise on the pool stands from
-/// here on, under the name that the replica will have.
-fn make_volume(
-    view: &View,
-    claim: &PersistentVolumeClaim,
-    class: &Class,
-    size: Bytes,
-    places: &[Placement],
-) -> Plan {
+fn new_volume(view: &View, claim: &PersistentVolumeClaim, class: &Class, size: Bytes) -> Volume {
     let spec = VolumeSpec {
         capacity: size,
         claim: Some(claim_ref(claim)),
         volume_id: String::new(),
         released_by: None,
+        discard: false,
+        provisional: true,
         class: view
             .class
             .as_ref()
             .map(|class| class.name_any())
             .unwrap_or_default(),
-        placement: places.to_vec(),
+        placement: Vec::new(),
         pools: class.pools.clone(),
         access_modes: access_modes(claim),
         mount_options: mount_options(claim, class),
@@ -255,34 +241,9 @@ fn make_volume(
         recovery: None,
         growth: None,
     };
-    let mut volume = Volume::new(&view.key, spec);
-    let pools: Vec<&str> = places.iter().map(|place| place.pool.as_str()).collect();
-    let pools = pools.join(",");
+    let mut volume = Volume::new(&view.stored.key, spec);
     volume.metadata.finalizers = Some(vec![VOLUME_FINALIZER.to_owned()]);
-    let message = format!(
-        "provisioning {size} for claim \"{}/{}\" on pool {pools:?}",
-        claim.namespace().unwrap_or_default(),
-        claim.name_any()
-    );
-    let note = Note::normal(claim, "Provisioning", message);
-    Plan {
-        writes: vec![Write::Create(
-            Place::named(Object::Volume, &view.key),
-            json!(volume),
-        )],
-        promises: places
-            .iter()
-            .zip(0..)
-            .map(|(place, index)| Promise {
-                replica: replica_name(&view.key, index),
-                pool: place.pool.clone(),
-                size,
-            })
-            .collect(),
-        notes: vec![note],
-        step: Some(Step::VolumeWritten),
-        ..Plan::default()
-    }
+    volume
 }
 
 fn claim_ref(claim: &PersistentVolumeClaim) -> ClaimRef {
@@ -293,17 +254,17 @@ fn claim_ref(claim: &PersistentVolumeClaim) -> ClaimRef {
     }
 }
 
-/// What is still missing between a volume and a bound claim, in order; none when nothing is.
-pub fn complete(view: &View, claim: &PersistentVolumeClaim, volume: &Volume) -> Option<Plan> {
-    if let Some(plan) = make_parts(view, volume) {
-        return Some(plan);
-    }
-    let Some(served) = view.served() else {
-        return Some(Plan::default());
-    };
+/// What is still missing between a volume that serves so much and a bound claim, in order; none when nothing is.
+pub fn complete(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    served: Bytes,
+) -> Option<Plan> {
+    let key = &view.stored.key;
     let Some(persistent) = &view.persistent_volume else {
         let write = Write::Create(
-            Place::named(Object::PersistentVolume, &view.key),
+            Place::named(Object::PersistentVolume, key),
             persistent_volume(view, claim, volume, served),
         );
         let step = Some(Step::PersistentVolumeWritten);
@@ -327,14 +288,26 @@ pub fn complete(view: &View, claim: &PersistentVolumeClaim, volume: &Volume) -> 
                 BOUND_BY_CONTROLLER: "yes",
                 STORAGE_PROVISIONER: PROVISIONER,
             }},
-            "spec": { "volumeName": view.key },
+            "spec": { "volumeName": key },
         });
         let step = Some(Step::ClaimNamesVolume);
+        let mut writes = vec![Write::Patch(claim_place(claim), body)];
+        if volume.spec.provisional {
+            let body = json!({
+                "metadata": { "uid": volume.uid() },
+                "spec": { "provisional": false },
+            });
+            writes.push(Write::Patch(Place::named(Object::Volume, key), body));
+        }
         return Some(Plan {
-            writes: vec![Write::Patch(claim_place(claim), body)],
+            writes,
             step,
             ..Plan::default()
         });
+    }
+    if volume.spec.volume_id.is_empty() {
+        // A volume that was ever bound says who it is; the volume controller writes that first.
+        return Some(Plan::default());
     }
     say_bound(view, claim, served)
 }
@@ -353,7 +326,7 @@ fn persistent_volume(
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {
-            "name": view.key,
+            "name": view.stored.key,
             "annotations": { PROVISIONED_BY: PROVISIONER },
             "finalizers": ["kubernetes.io/pv-protection"],
         },
@@ -373,7 +346,7 @@ fn persistent_volume(
             },
             "csi": {
                 "driver": PROVISIONER,
-                "volumeHandle": view.key,
+                "volumeHandle": view.stored.key,
                 "fsType": volume.spec.filesystem.map(|kind| kind.name()),
             },
         },
@@ -413,9 +386,12 @@ fn adopt(
         "namespace": ours.namespace, "name": ours.name, "uid": ours.uid,
     }}});
     let writes = vec![
-        Write::Patch(Place::named(Object::PersistentVolume, &view.key), reference),
         Write::Patch(
-            Place::named(Object::Volume, &view.key),
+            Place::named(Object::PersistentVolume, &view.stored.key),
+            reference,
+        ),
+        Write::Patch(
+            Place::named(Object::Volume, &view.stored.key),
             json!({ "spec": { "claim": ours } }),
         ),
     ];
@@ -442,7 +418,7 @@ fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Optio
     );
     let mut writes = Vec::new();
     if !volume_bound {
-        let place = Place::named(Object::PersistentVolume, &view.key);
+        let place = Place::named(Object::PersistentVolume, &view.stored.key);
         writes.push(Write::PatchStatus(
             place,
             json!({ "status": { "phase": "Bound" } }),
@@ -454,16 +430,13 @@ fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Optio
             claim_place(claim),
             status::bound(claim, served),
         ));
-        let message = format!("Successfully provisioned volume {}", view.key);
+        let message = format!("Successfully provisioned volume {}", view.stored.key);
         notes.push(Note::normal(claim, "ProvisioningSucceeded", message));
     }
-    let step = Some(Step::ClaimBound).filter(|_| !writes.is_empty());
-    // In the same flush, so that a volume that was ever bound says who it is.
-    writes.extend(name_identities(view));
     (!writes.is_empty()).then(|| Plan {
         writes,
         notes,
-        step,
+        step: Some(Step::ClaimBound),
         ..Plan::default()
     })
 }

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt;
 use serde_json::json;
-use trellis_api::kinds::{PROVISIONER, VOLUME_FINALIZER, Volume};
+use trellis_api::kinds::{PROVISIONER, Volume};
 use trellis_api::{Hold, HoldReason};
 
 use crate::plan::{Note, Plan, claim_place};
@@ -22,7 +22,7 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
     {
         return Plan::default();
     }
-    if let Some(user) = view.attachments.first() {
+    if let Some(user) = view.uses().next() {
         let message = format!(
             "still in use by attachment {:?} at {}",
             user.name_any(),
@@ -62,7 +62,7 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
 /// Records in the volume that its claim is being deleted, before the claim is gone. Afterwards nobody could tell a
 /// deleted claim from one that a lost store does not know.
 fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
-    let volume = view.volume.as_ref()?;
+    let volume = view.stored.volume.as_ref()?;
     let made_for = volume.spec.claim.as_ref();
     let is_its_claim = made_for.is_some_and(|made_for| claim.uid().as_ref() == Some(&made_for.uid));
     if !is_its_claim || volume.is_released() {
@@ -72,7 +72,10 @@ fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
         "metadata": { "uid": volume.uid() },
         "spec": { "releasedBy": claim.uid() },
     });
-    Some(Write::Patch(Place::named(Object::Volume, &view.key), body))
+    Some(Write::Patch(
+        Place::named(Object::Volume, &view.stored.key),
+        body,
+    ))
 }
 
 /// The claim is gone: deletes or keeps what it had. Bytes go only if the claim was deleted, or if a person deleted the
@@ -105,14 +108,14 @@ pub fn reclaim(view: &View) -> Plan {
     if !claimed && !deleting {
         return keep(view, claimed);
     }
-    if let Some(volume) = &view.volume {
+    if let Some(volume) = &view.stored.volume {
         let is_deleted = deleting || volume.metadata.deletion_timestamp.is_some();
         if !volume.is_released() && !is_deleted {
             return keep(view, claimed);
         }
         return let_go(view, volume, !deleting);
     }
-    if !view.replicas.is_empty() {
+    if !view.stored.replicas.is_empty() {
         return Plan::default();
     }
     if !deleting {
@@ -124,66 +127,45 @@ pub fn reclaim(view: &View) -> Plan {
 
 /// A volume without claim and persistent volume.
 fn orphan(view: &View) -> Plan {
-    let Some(volume) = &view.volume else {
+    let Some(volume) = &view.stored.volume else {
         return Plan::default();
     };
     // A retained volume whose persistent volume was removed by hand stays: that is what Retain means. It goes when
     // somebody deletes it as well. A volume that was never bound goes with its claim. One that does not even have
     // copies yet is nobody's, whatever became of the claim.
-    let was_bound = volume
-        .status
-        .as_ref()
-        .is_some_and(|status| status.capacity.is_some());
     let is_deleting = volume.metadata.deletion_timestamp.is_some();
-    let is_new = volume.spec.volume_id.is_empty() && view.replicas.is_empty();
-    if is_deleting || (!was_bound && (volume.is_released() || is_new)) {
+    let is_new = volume.spec.volume_id.is_empty() && view.stored.replicas.is_empty();
+    if is_deleting || (volume.spec.provisional && (volume.is_released() || is_new)) {
         return let_go(view, volume, false);
     }
     Plan::default()
 }
 
-/// Deletes a volume, and with it the bytes of its replicas, and marks its persistent volume if that is not done yet.
-/// This is the only place that lifts the volume's finalizer, and the only one that says that bytes may go. Anybody else
-/// who deletes a volume only marks it, and its bytes stay as long as it has a claim or a use.
+/// Deletes a volume, says that its bytes go with it, and marks its persistent volume if that is not done yet. This is
+/// the only place that says so. Anybody else who deletes a volume only marks it, and its bytes stay as long as it has a
+/// claim or a use.
 fn let_go(view: &View, volume: &Volume, mark_persistent: bool) -> Plan {
-    if !view.attachments.is_empty() {
+    if !view.stored.attachments.is_empty() {
         return Plan::default();
     }
-    let place = Place::named(Object::Volume, &view.key);
-    let kept_bytes = view.replicas.iter().filter(|each| !each.spec.discard);
-    let mut marks: Vec<Write> = kept_bytes
-        .map(|replica| {
-            let body = json!({
-                "metadata": { "uid": replica.uid() },
-                "spec": { "discard": true },
-            });
-            Write::Patch(Place::named(Object::Replica, replica.name_any()), body)
-        })
-        .collect();
+    let place = Place::named(Object::Volume, &view.stored.key);
+    let mut writes = Vec::new();
+    if !volume.spec.discard {
+        let body = json!({
+            "metadata": { "uid": volume.uid() },
+            "spec": { "discard": true },
+        });
+        writes.push(Write::Patch(place.clone(), body));
+    }
     if mark_persistent {
-        let persistent = Place::named(Object::PersistentVolume, &view.key);
-        marks.push(Write::Delete(persistent));
+        let persistent = Place::named(Object::PersistentVolume, &view.stored.key);
+        writes.push(Write::Delete(persistent));
     }
     if volume.metadata.deletion_timestamp.is_none() {
-        marks.push(Write::Delete(place.clone()));
+        writes.push(Write::Delete(place));
     }
-    if !marks.is_empty() {
-        return Plan {
-            writes: marks,
-            ..Plan::default()
-        };
-    }
-    let kept: Vec<&String> = volume
-        .finalizers()
-        .iter()
-        .filter(|each| *each != VOLUME_FINALIZER)
-        .collect();
-    let body = json!({ "metadata": {
-        "finalizers": kept,
-        "resourceVersion": volume.metadata.resource_version,
-    }});
     Plan {
-        writes: vec![Write::Patch(place, body)],
+        writes,
         ..Plan::default()
     }
 }
@@ -197,7 +179,7 @@ fn keep(view: &View, claimed: bool) -> Plan {
     if now.as_deref() == Some(phase) {
         return Plan::default();
     }
-    let place = Place::named(Object::PersistentVolume, &view.key);
+    let place = Place::named(Object::PersistentVolume, &view.stored.key);
     let write = Write::PatchStatus(place, json!({ "status": { "phase": phase } }));
     Plan {
         writes: vec![write],
@@ -225,7 +207,7 @@ fn unprotect(view: &View) -> Plan {
         "finalizers": kept,
         "resourceVersion": persistent.metadata.resource_version,
     }});
-    let place = Place::named(Object::PersistentVolume, &view.key);
+    let place = Place::named(Object::PersistentVolume, &view.stored.key);
     Plan {
         writes: vec![Write::Patch(place, body)],
         ..Plan::default()
@@ -235,6 +217,7 @@ fn unprotect(view: &View) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stored::StoredVolume;
     use serde_json::Value;
     use std::sync::Arc;
 
@@ -266,6 +249,11 @@ mod tests {
 
     fn released(mut volume: Value) -> Value {
         volume["spec"]["releasedBy"] = json!("u");
+        volume
+    }
+
+    fn provisional(mut volume: Value) -> Value {
+        volume["spec"]["provisional"] = json!(true);
         volume
     }
 
@@ -301,10 +289,13 @@ mod tests {
 
     fn view(persistent: Option<Value>, volume: Option<Value>, replicas: Vec<Value>) -> View {
         View {
-            key: "v".to_owned(),
             persistent_volume: persistent.map(object),
-            volume: volume.map(object),
-            replicas: replicas.into_iter().map(object).collect(),
+            stored: StoredVolume {
+                key: "v".to_owned(),
+                volume: volume.map(object),
+                replicas: replicas.into_iter().map(object).collect(),
+                ..StoredVolume::default()
+            },
             ..View::default()
         }
     }
@@ -319,13 +310,13 @@ mod tests {
     fn a_claim_goes_when_its_last_use_has_ended() {
         let mut view = view(None, None, Vec::new());
         view.claim = Some(object(claim()));
-        view.attachments = vec![object(attachment())];
+        view.stored.attachments = vec![object(attachment())];
         let claim = view.claim.clone().expect("there is one");
         let waits = release_claim(&view, &claim);
         assert_eq!(waits.writes, []);
         assert_eq!(waits.notes.len(), 1);
         assert!(waits.notes[0].message.contains("/mnt"));
-        view.attachments.clear();
+        view.stored.attachments.clear();
         let body = json!({ "metadata": {
             "finalizers": ["example.com/other"], "resourceVersion": "5",
         }});
@@ -346,14 +337,14 @@ mod tests {
         let place = Place::named(Object::Volume, "v");
         let noted = release_claim(&view, &claim);
         assert_eq!(noted.writes, [Write::Patch(place, body)]);
-        view.volume = Some(object(released(volume(Some("1Gi")))));
+        view.stored.volume = Some(object(released(volume(Some("1Gi")))));
         let lifted = release_claim(&view, &claim);
         assert!(
             matches!(&lifted.writes[..], [Write::Patch(place, _)] if place.object == Object::Claim)
         );
         deleted["metadata"]["uid"] = json!("another");
         let another: Arc<PersistentVolumeClaim> = object(deleted);
-        view.volume = Some(object(volume(Some("1Gi"))));
+        view.stored.volume = Some(object(volume(Some("1Gi"))));
         let lifted = release_claim(&view, &another);
         assert!(
             matches!(&lifted.writes[..], [Write::Patch(place, _)] if place.object == Object::Claim)
@@ -374,6 +365,8 @@ mod tests {
         assert_eq!(reclaim(&view(Some(there), None, Vec::new())).writes, []);
         let orphans = [
             view(None, Some(volume(None)), vec![replica()]),
+            view(None, Some(provisional(volume(None))), vec![replica()]),
+            view(None, Some(released(volume(None))), Vec::new()),
             view(None, Some(once_bound), Vec::new()),
             view(None, Some(volume(Some("1Gi"))), Vec::new()),
         ];
@@ -393,19 +386,17 @@ mod tests {
         let plan = of(there.clone(), Some(bound.clone()), vec![replica()]);
         let body = json!({ "metadata": { "uid": null }, "spec": { "discard": true } });
         let marks = [
-            Write::Patch(Place::named(Object::Replica, "v-0"), body),
+            Write::Patch(Place::named(Object::Volume, "v"), body),
             delete(Object::PersistentVolume),
             delete(Object::Volume),
         ];
         assert_eq!(plan.writes, marks);
-        let mut going = replica();
-        going["spec"]["discard"] = json!(true);
         let marked = deleting(there.clone());
-        let plan = of(marked.clone(), Some(deleting(bound)), vec![going.clone()]);
-        let body = json!({ "metadata": { "finalizers": [], "resourceVersion": null } });
-        let place = Place::named(Object::Volume, "v");
-        assert_eq!(plan.writes, [Write::Patch(place, body)]);
-        assert_eq!(of(marked, None, vec![going]).writes, []);
+        let mut going = deleting(bound);
+        going["spec"]["discard"] = json!(true);
+        let plan = of(marked.clone(), Some(going), vec![replica()]);
+        assert_eq!(plan.writes, [], "the volume controller does the rest");
+        assert_eq!(of(marked, None, vec![replica()]).writes, []);
         let body = json!({ "metadata": {
             "finalizers": ["example.com/other"], "resourceVersion": "3",
         }});
@@ -462,12 +453,14 @@ mod tests {
     #[test]
     fn a_volume_that_was_never_bound_goes_with_its_claim() {
         for (volume, copies) in [
-            (volume(None), Vec::new()),
-            (released(volume(None)), Vec::new()),
+            (provisional(volume(None)), Vec::new()),
+            (released(provisional(volume(Some("1Gi")))), vec![replica()]),
         ] {
             let plan = reclaim(&view(None, Some(volume), copies));
             let place = Place::named(Object::Volume, "v");
-            assert_eq!(plan.writes, [Write::Delete(place)]);
+            let body = json!({ "metadata": { "uid": null }, "spec": { "discard": true } });
+            let marks = [Write::Patch(place.clone(), body), Write::Delete(place)];
+            assert_eq!(plan.writes, marks);
         }
         assert_eq!(reclaim(&view(None, None, Vec::new())).writes, []);
     }

@@ -95,21 +95,14 @@ pub fn bound(claim: &PersistentVolumeClaim, capacity: Bytes) -> Value {
         "phase": "Bound",
         "accessModes": modes,
         "capacity": { "storage": capacity },
-        "conditions": or_none(others(claim)),
+        "conditions": exactly(&OUR_CONDITIONS, Vec::new()),
     }})
 }
 
 /// The claim cannot be provisioned now.
 pub fn held(claim: &PersistentVolumeClaim, hold: &Hold, now: &MicroTime) -> Value {
-    let mut conditions = others(claim);
-    conditions.push(condition(
-        claim,
-        HELD,
-        hold.reason.code(),
-        &hold.message,
-        now,
-    ));
-    json!({ "status": { "conditions": conditions } })
+    let held = condition(claim, HELD, hold.reason.code(), &hold.message, now);
+    json!({ "status": { "conditions": exactly(&OUR_CONDITIONS, vec![held]) } })
 }
 
 /// What is wrong with the copies of a claim, one condition each, and which of these conditions are to go. None if the
@@ -119,21 +112,11 @@ pub fn of_copies(
     said: &[(&str, Option<&Hold>)],
     now: &MicroTime,
 ) -> Option<Value> {
-    let status = claim.status.as_ref();
-    let mut conditions = status
-        .and_then(|status| status.conditions.clone())
-        .unwrap_or_default();
-    for (kind, hold) in said {
-        let says = hold.map(|it| condition(claim, kind, it.reason.code(), &it.message, now));
-        let place = conditions.iter().position(|each| each.type_ == *kind);
-        // In its place: the agent writes the others, and each of the two would move what the other wrote, for ever.
-        match (place, says) {
-            (Some(place), Some(says)) => conditions[place] = says,
-            (Some(place), None) => drop(conditions.remove(place)),
-            (None, says) => conditions.extend(says),
-        }
-    }
-    let body = json!({ "status": { "conditions": or_none(conditions) } });
+    let says = said.iter().filter_map(|(kind, hold)| {
+        hold.map(|it| condition(claim, kind, it.reason.code(), &it.message, now))
+    });
+    let kinds: Vec<&str> = said.iter().map(|(kind, _)| *kind).collect();
+    let body = json!({ "status": { "conditions": exactly(&kinds, says.collect()) } });
     changes(claim, &body).then_some(body)
 }
 
@@ -197,12 +180,12 @@ pub fn node_held(claim: &PersistentVolumeClaim, to: Bytes, hold: &Hold, now: &Mi
 }
 
 /// The claim has `capacity`, measured by its consumer.
-pub fn finished(claim: &PersistentVolumeClaim, capacity: Bytes) -> Value {
+pub fn finished(capacity: Bytes) -> Value {
     json!({ "status": {
         "capacity": { "storage": capacity },
         "allocatedResources": { "storage": capacity },
         "allocatedResourceStatuses": null,
-        "conditions": or_none(others(claim)),
+        "conditions": exactly(&OUR_CONDITIONS, Vec::new()),
     }})
 }
 
@@ -227,20 +210,28 @@ pub fn changes(claim: &PersistentVolumeClaim, body: &Value) -> bool {
     })
 }
 
-fn same_conditions(old: &Value, new: &Value) -> bool {
-    let strip = |list: &Value| -> Vec<Value> {
-        let mut list = list.as_array().cloned().unwrap_or_default();
-        for condition in &mut list {
-            if let Some(fields) = condition.as_object_mut() {
-                fields.retain(|field, value| {
-                    !matches!(field.as_str(), "lastTransitionTime" | "lastProbeTime")
-                        && !value.is_null()
-                });
-            }
+/// Whether a list of conditions already is what a patch of it wants, but for times.
+fn same_conditions(old: &Value, patch: &Value) -> bool {
+    let words = |condition: &Value| {
+        let mut condition = condition.clone();
+        if let Some(fields) = condition.as_object_mut() {
+            fields.retain(|field, value| {
+                !matches!(field.as_str(), "lastTransitionTime" | "lastProbeTime")
+                    && !value.is_null()
+            });
         }
-        list
+        condition
     };
-    strip(old) == strip(new)
+    let old: Vec<Value> = old.as_array().into_iter().flatten().map(words).collect();
+    let mut patches = patch.as_array().into_iter().flatten();
+    patches.all(|patch| {
+        let has = old.iter().find(|each| each["type"] == patch["type"]);
+        if patch[DIRECTIVE].is_null() {
+            has == Some(&words(patch))
+        } else {
+            has.is_none()
+        }
+    })
 }
 
 fn resizing(
@@ -251,38 +242,31 @@ fn resizing(
     now: &MicroTime,
 ) -> Value {
     let is_same_growth = allocated(claim) == Some(to);
-    let mut conditions = others(claim);
-    conditions.extend(said.iter().map(|(kind, reason, message)| {
+    let said = said.iter().map(|(kind, reason, message)| {
         let mut said = condition(claim, kind, reason, message, now);
         if !is_same_growth {
             said.last_transition_time = Some(Time(now.0));
         }
         said
-    }));
+    });
     json!({ "status": {
         "allocatedResources": { "storage": to },
         "allocatedResourceStatuses": { "storage": progress },
-        "conditions": conditions,
+        "conditions": exactly(&OUR_CONDITIONS, said.collect()),
     }})
 }
 
-/// A list, or the absence that Kubernetes prefers to an empty one.
-fn or_none(
-    conditions: Vec<PersistentVolumeClaimCondition>,
-) -> Option<Vec<PersistentVolumeClaimCondition>> {
-    Some(conditions).filter(|conditions| !conditions.is_empty())
-}
+/// The word of a strategic merge for what becomes of an element of a list.
+const DIRECTIVE: &str = "$patch";
 
-/// The conditions that are not ours to touch.
-fn others(claim: &PersistentVolumeClaim) -> Vec<PersistentVolumeClaimCondition> {
-    let all = claim
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.clone())
-        .unwrap_or_default();
-    all.into_iter()
-        .filter(|each| !OUR_CONDITIONS.contains(&each.type_.as_str()))
-        .collect()
+/// A patch after which the claim has these conditions of the given types, and no other of them. Conditions of other types
+/// are somebody else's, and stay, also those that this process has not seen yet.
+fn exactly(types: &[&str], says: Vec<PersistentVolumeClaimCondition>) -> Value {
+    let is_said = |kind: &&&str| says.iter().any(|each| each.type_ == ***kind);
+    let gone = types.iter().filter(|kind| !is_said(kind));
+    let gone = gone.map(|kind| json!({ "type": kind, DIRECTIVE: "delete" }));
+    let says = says.iter().map(|each| json!(each));
+    says.chain(gone).collect()
 }
 
 /// One condition, true. Its time of transition stays as it was if it was true already; its words are
@@ -344,7 +328,11 @@ mod tests {
     fn patched(claim: &PersistentVolumeClaim, body: &Value) -> PersistentVolumeClaim {
         let mut value = json!(claim);
         for (field, new) in body["status"].as_object().expect("a status") {
-            value["status"][field] = new.clone();
+            if field == "conditions" {
+                crate::write::merge_conditions(&mut value["status"][field], new);
+            } else {
+                value["status"][field] = new.clone();
+            }
         }
         serde_json::from_value(value).expect("a claim")
     }
@@ -368,7 +356,7 @@ mod tests {
             &|claim, second| filesystem_pending(claim, Bytes::gib(2), &hold("no"), &at(second)),
             &|claim, second| node_held(claim, Bytes::gib(2), &hold("no"), &at(second)),
             &|claim, second| held(claim, &hold("no"), &at(second)),
-            &|claim, _| finished(claim, Bytes::gib(2)),
+            &|_, _| finished(Bytes::gib(2)),
         ];
         for (index, body) in bodies.iter().enumerate() {
             let first = body(&claim(), 1);
@@ -412,7 +400,7 @@ mod tests {
             ["Foreign", "Resizing", "ControllerResizeError"]
         );
         assert_eq!(progress(&refused), Some("ControllerResizeInfeasible"));
-        let done = patched(&refused, &finished(&refused, Bytes::gib(2)));
+        let done = patched(&refused, &finished(Bytes::gib(2)));
         assert_eq!(types(&done), ["Foreign"]);
         assert_eq!(progress(&done), None);
         assert_eq!(reported(&done), Some(Bytes::gib(2)));
@@ -439,7 +427,7 @@ mod tests {
     // Fails if a plan from an outdated claim could be stored.
     #[test]
     fn a_pinned_patch_names_the_version_that_was_seen() {
-        let body = pinned(&claim(), finished(&claim(), Bytes::gib(2)));
+        let body = pinned(&claim(), finished(Bytes::gib(2)));
         assert_eq!(body["metadata"]["resourceVersion"], "7");
     }
 }

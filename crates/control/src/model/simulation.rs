@@ -18,20 +18,20 @@ use trellis_api::{Bytes, Rung};
 use super::machine::Model;
 use super::store::{Event, KINDS, Store};
 use crate::cache::Cache;
-use crate::claim::finish::Claims;
-use crate::claim::plan::plan;
-use crate::claim::reconcile::{Decided, conclude, decide};
+use crate::carry::{Decided, conclude};
+use crate::claim::finish::claim_write;
 use crate::claim::status;
-use crate::node::Finisher;
+use crate::embedded::{decide, plan};
 use crate::node::job::{Job, Node, job};
 use crate::node::machine::{Consumers, Machine};
 use crate::node::reconcile::missing_finalizers;
 use crate::node::report::{early_writes, replica_writes, use_writes};
 use crate::node::work::work;
-use crate::view::{View, now};
+use crate::stored::now;
+use crate::view::View;
 use crate::volume::parts;
 use crate::volume::rooms::Pools;
-use crate::world::{World, orphan_key, volume_name};
+use crate::world::{World, attachment_key, volume_name};
 use crate::write::{Object, Place, Write, Written};
 
 pub const NAMESPACE: &str = "default";
@@ -273,7 +273,7 @@ impl Simulation {
                 .map(|each| each.spec.volume.clone()),
         );
         for each in world.attachments.all() {
-            keys.push(orphan_key(NAMESPACE, &each.spec.claim_name));
+            keys.extend(attachment_key(&each));
         }
         keys.sort_unstable();
         keys.dedup();
@@ -464,7 +464,7 @@ impl Simulation {
         let mut reservations = BTreeMap::new();
         for volume in self.store.all(Object::Volume) {
             let volume: Volume = read(volume);
-            if volume.spec.is_behind_target() && parts::was_served(&volume) {
+            if parts::was_served(&volume) {
                 continue;
             }
             for (name, pool) in parts::reservations(&volume) {
@@ -548,7 +548,8 @@ impl Simulation {
             boot_id: self.machine.boot_id(),
             online_growth: true,
         };
-        let job: Job = job(&view, &node, &|name| self.world.pools.get("", name));
+        let stored = &view.stored;
+        let job: Job = job(stored, &node, &|name| self.world.pools.get("", name));
         if !job.has_work() {
             return;
         }
@@ -564,15 +565,13 @@ impl Simulation {
         let at = now();
         let mut writes = Vec::new();
         for ladder in ladders.into_inner() {
-            writes.extend(early_writes(&view, &job, &ladder, &at));
+            writes.extend(early_writes(stored, &job, &ladder, &at));
         }
-        writes.extend(
-            Claims
-                .finish(&view, &job, &outcome, &at)
-                .map(|(write, _)| write),
-        );
-        writes.extend(use_writes(&view, &job, &outcome, &node.boot_id, &at));
-        writes.extend(replica_writes(&view, &job, &outcome, &at));
+        let claim = view.claim.as_ref();
+        let finished = claim.and_then(|it| claim_write(it, stored, &job, &outcome, &at));
+        writes.extend(finished.map(|(write, _)| write));
+        writes.extend(use_writes(stored, &job, &outcome, &node.boot_id, &at));
+        writes.extend(replica_writes(stored, &job, &outcome, &at));
         for write in &writes {
             self.store.apply(write);
         }

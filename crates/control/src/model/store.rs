@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde_json::{Map, Value, json};
 
-use crate::write::{Object, Place, Write};
+use crate::write::{Object, Place, Write, merge_conditions};
 
 /// Every kind that the store holds.
 pub const KINDS: [Object; 7] = [
@@ -110,7 +110,7 @@ impl Store {
         }
         meta.insert("uid".to_owned(), json!(format!("u{}", self.uids)));
         meta.insert("generation".to_owned(), json!(1));
-        meta.insert("creationTimestamp".to_owned(), json!(crate::view::now()));
+        meta.insert("creationTimestamp".to_owned(), json!(crate::stored::now()));
         self.put(key.clone(), body);
         self.collect(&key);
         true
@@ -144,7 +144,15 @@ impl Store {
         let mut new = old.clone();
         if status {
             let mut part = old.get("status").cloned().unwrap_or(Value::Null);
-            merge(&mut part, &body["status"]);
+            let mut change = body["status"].clone();
+            let conditions = change
+                .as_object_mut()
+                .filter(|_| place.object.is_core())
+                .and_then(|fields| fields.remove("conditions"));
+            merge(&mut part, &change);
+            if let Some(conditions) = conditions {
+                merge_conditions(&mut part["conditions"], &conditions);
+            }
             new["status"] = part;
         } else {
             merge(&mut new, body);
@@ -178,7 +186,7 @@ impl Store {
             return false;
         };
         if body["metadata"]["deletionTimestamp"].is_null() {
-            body["metadata"]["deletionTimestamp"] = json!(crate::view::now());
+            body["metadata"]["deletionTimestamp"] = json!(crate::stored::now());
             self.put(key.clone(), body);
         }
         self.finish_deletion(key);

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use trellis_api::kinds::{Raised, RungStatus};
 use trellis_api::{Bytes, Hold, HoldReason, Next, Observed, Rung, next_step};
 
-use crate::view::now;
+use crate::stored::now;
 
 /// A raise that does not reach its size is tried again at the next look, not at once.
 const RAISES_A_RUNG: usize = 1;

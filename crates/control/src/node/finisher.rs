@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use super::job::Job;
 use super::work::Outcome;
 use crate::plan::Note;
-use crate::view::View;
+use crate::stored::StoredVolume;
 use crate::write::Write;
 
 /// Turns what a pass found into what the claim's owner reads.
@@ -16,9 +16,24 @@ pub trait Finisher: Send + Sync + 'static {
     /// What to write to the claim, and the event that goes with it; none if there is nothing new to say.
     fn finish(
         &self,
-        view: &View,
+        stored: &StoredVolume,
         job: &Job,
         outcome: &Outcome,
         now: &MicroTime,
     ) -> Option<(Write, Note)>;
+}
+
+/// Somebody else finishes claims: the kubelet, or the embedded home on another node.
+pub struct NoClaims;
+
+impl Finisher for NoClaims {
+    fn finish(
+        &self,
+        _: &StoredVolume,
+        _: &Job,
+        _: &Outcome,
+        _: &MicroTime,
+    ) -> Option<(Write, Note)> {
+        None
+    }
 }

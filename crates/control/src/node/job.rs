@@ -12,7 +12,7 @@ use trellis_api::kinds::{
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::machine::{ReplicaPlace, Stage, TargetPlace, Use};
-use crate::view::View;
+use crate::stored::StoredVolume;
 use copies::{adrift, replica_job, replicated_job};
 
 /// The work of one node for one volume.
@@ -137,7 +137,7 @@ pub struct Node {
 }
 
 /// The work of `node` for the volume in `view`; `pool_of` finds a pool by its name.
-pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>) -> Job {
+pub fn job(view: &StoredVolume, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>) -> Job {
     let mine: Vec<&Arc<Attachment>> = view
         .attachments
         .iter()
@@ -194,7 +194,7 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
         formatted: view.is_formatted(),
         copies: places,
     });
-    let goal = goal(view, replica.as_ref());
+    let goal = goal(view);
     // Rungs that are found unchanged keep their times, so that a look that finds nothing new writes nothing.
     let reported = view.rungs().cloned().collect();
     Job {
@@ -208,15 +208,9 @@ pub fn job(view: &View, node: &Node, pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>
     }
 }
 
-/// The size to climb to: the volume's goal, as far as its copies have a reservation for it.
-fn goal(view: &View, replica: Option<&ReplicaJob>) -> Bytes {
-    let wanted = view.volume.as_ref().map(|volume| volume.spec.capacity);
-    let wanted = wanted.unwrap_or_default();
-    if view.is_replicated() {
-        let reserved = view.replicas.iter().map(|each| each.spec.capacity);
-        return reserved.fold(wanted, Bytes::min);
-    }
-    replica.map_or(wanted, |each| wanted.min(each.object.spec.capacity))
+/// The size to climb to: what target and copies were given, which is what they have a reservation for.
+fn goal(view: &StoredVolume) -> Bytes {
+    view.granted().unwrap_or_default()
 }
 
 /// The oldest use comes first: a claim for a single use goes to it.
@@ -225,7 +219,7 @@ fn ordered(mut uses: Vec<&Arc<Attachment>>) -> Vec<&Arc<Attachment>> {
     uses
 }
 
-fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> UseJob {
+fn use_job(view: &StoredVolume, node: &Node, object: &Arc<Attachment>, index: usize) -> UseJob {
     let modes = view
         .volume
         .as_ref()
@@ -241,26 +235,19 @@ fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> 
                 && status.boot_id.as_deref() == Some(node.boot_id.as_str())
         }),
     };
-    let bound = view.claim.as_ref().is_some_and(|claim| {
-        claim
-            .status
-            .as_ref()
-            .is_some_and(|status| status.phase.as_deref() == Some("Bound"))
-            && claim.metadata.deletion_timestamp.is_none()
-    });
-    let attached = object
-        .status
-        .as_ref()
-        .is_some_and(|status| status.volume.is_some());
-    let hold = if !bound && !attached {
-        let message = format!("Claim {:?} is not bound.", object.spec.claim_name);
+    let hold = if object.volume().is_none() {
+        let claim = object.spec.claim_name.as_deref().unwrap_or_default();
+        let message = format!("Claim {claim:?} is not bound.");
         Some(Hold::new(HoldReason::ClaimNotBound, message))
+    } else if view.volume.is_none() && !is_attached(object) {
+        let message = format!("Volume {:?} does not exist.", view.key);
+        Some(Hold::new(HoldReason::VolumeUnknown, message))
     } else if let Some(hold) = unfit(view, object) {
         Some(hold)
     } else if allows("ReadWriteOncePod") && index > 0 {
         let message = format!(
-            "Claim {:?} allows a single use (ReadWriteOncePod).",
-            object.spec.claim_name
+            "Volume {} allows a single use (ReadWriteOncePod).",
+            view.key
         );
         Some(Hold::new(HoldReason::AccessModeUnsupported, message))
     } else {
@@ -273,9 +260,15 @@ fn use_job(view: &View, node: &Node, object: &Arc<Attachment>, index: usize) -> 
     }
 }
 
+/// Whether its node has begun with it.
+fn is_attached(object: &Attachment) -> bool {
+    let status = object.status.as_ref();
+    status.is_some_and(|status| status.volume.is_some())
+}
+
 /// Why the volume cannot be used in the way that is asked for: only one with a filesystem can be mounted, and only one
 /// without can be a device.
-fn unfit(view: &View, object: &Attachment) -> Option<Hold> {
+fn unfit(view: &StoredVolume, object: &Attachment) -> Option<Hold> {
     let volume = view.volume.as_ref()?;
     let is_for_filesystem = matches!(object.spec.consumer, Consumer::Mount(_));
     let (asked, has) = match (is_for_filesystem, volume.spec.filesystem) {
@@ -294,38 +287,20 @@ fn unfit(view: &View, object: &Attachment) -> Option<Hold> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::{
-        PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
-    };
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
     use trellis_api::kinds::{
-        AtPath, AttachmentSpec, AttachmentStatus, ClaimRef, PoolSpec, ReplicaSpec, ReplicaStatus,
-        Volume, VolumeSpec,
+        AtPath, AttachmentSpec, AttachmentStatus, ClaimRef, CopiesWanted, PoolSpec, ReplicaSpec,
+        ReplicaStatus, TargetSpec, Volume, VolumeSpec,
     };
 
     const NODE: &str = "n";
     const BOOT: &str = "b";
 
-    fn claim(mode: &str, phase: &str) -> Arc<PersistentVolumeClaim> {
-        let mut claim = PersistentVolumeClaim {
-            spec: Some(PersistentVolumeClaimSpec {
-                access_modes: Some(vec![mode.to_owned()]),
-                ..PersistentVolumeClaimSpec::default()
-            }),
-            status: Some(PersistentVolumeClaimStatus {
-                phase: Some(phase.to_owned()),
-                ..PersistentVolumeClaimStatus::default()
-            }),
-            ..PersistentVolumeClaim::default()
-        };
-        claim.metadata.name = Some("c".to_owned());
-        Arc::new(claim)
-    }
-
     fn attachment(name: &str, second: i64, node: &str) -> Attachment {
         let spec = AttachmentSpec {
-            claim_name: "c".to_owned(),
+            claim_name: Some("c".to_owned()),
+            volume: Some("v".to_owned()),
             node: node.to_owned(),
             consumer: Consumer::Mount(AtPath {
                 path: format!("/{name}"),
@@ -374,6 +349,8 @@ mod tests {
             mount_options: Vec::new(),
             volume_id: String::new(),
             released_by: None,
+            discard: false,
+            provisional: false,
             class: "s".to_owned(),
             replicas: 1,
             consistency_factor: 1,
@@ -394,18 +371,17 @@ mod tests {
         Arc::new(Volume::new("v", spec))
     }
 
-    fn view(mode: &str, phase: &str, attachments: Vec<Attachment>) -> View {
-        View {
+    fn view(mode: &str, attachments: Vec<Attachment>) -> StoredVolume {
+        StoredVolume {
             key: "v".to_owned(),
-            claim: Some(claim(mode, phase)),
             volume: Some(volume(2, mode)),
             replicas: vec![Arc::new(replica(2, Some(1)))],
             attachments: attachments.into_iter().map(Arc::new).collect(),
-            ..View::default()
+            ..StoredVolume::default()
         }
     }
 
-    fn job_of(view: &View) -> Job {
+    fn job_of(view: &StoredVolume) -> Job {
         let spec = PoolSpec {
             node: NODE.to_owned(),
             path: "/pool".to_owned(),
@@ -433,7 +409,7 @@ mod tests {
     #[test]
     fn a_claim_for_a_single_use_goes_to_the_oldest() {
         let uses = vec![attachment("a", 2, NODE), attachment("b", 1, NODE)];
-        let job = job_of(&view("ReadWriteOncePod", "Bound", uses));
+        let job = job_of(&view("ReadWriteOncePod", uses));
         let held = Some(HoldReason::AccessModeUnsupported);
         assert_eq!(
             reasons(&job),
@@ -447,7 +423,7 @@ mod tests {
         let mut ending = attachment("a", 1, NODE);
         ending.metadata.deletion_timestamp = Some(time(3));
         let uses = vec![ending, attachment("b", 2, NODE)];
-        let job = job_of(&view("ReadWriteOncePod", "Bound", uses));
+        let job = job_of(&view("ReadWriteOncePod", uses));
         assert_eq!(reasons(&job), [("b".to_owned(), None)]);
         assert_eq!(job.endings.len(), 1);
         assert_eq!(job.endings[0].object.name_any(), "a");
@@ -456,42 +432,37 @@ mod tests {
     // Fails if a claim that may only be read is mounted for writing.
     #[test]
     fn a_claim_that_is_only_read_forces_every_use_to_read() {
-        let job = job_of(&view(
-            "ReadOnlyMany",
-            "Bound",
-            vec![attachment("a", 1, NODE)],
-        ));
+        let job = job_of(&view("ReadOnlyMany", vec![attachment("a", 1, NODE)]));
         assert!(job.uses[0].usage.read_only);
         assert!(job.staging.expect("there is a volume").read_only);
-        let job = job_of(&view(
-            "ReadWriteOnce",
-            "Bound",
-            vec![attachment("a", 1, NODE)],
-        ));
+        let job = job_of(&view("ReadWriteOnce", vec![attachment("a", 1, NODE)]));
         assert!(!job.uses[0].usage.read_only);
         assert!(!job.staging.expect("there is a volume").read_only);
     }
 
-    // Fails if a use begins before the claim is bound, or is cut off when its bound claim is deleted.
+    // Fails if a use begins before its claim is bound or without its volume, or is cut off when its volume is gone from
+    // the store.
     #[test]
-    fn a_use_waits_for_the_binding_and_outlives_it() {
-        let job = job_of(&view(
-            "ReadWriteOnce",
-            "Pending",
-            vec![attachment("a", 1, NODE)],
-        ));
-        assert_eq!(
-            reasons(&job),
-            [("a".to_owned(), Some(HoldReason::ClaimNotBound))]
-        );
+    fn a_use_waits_for_its_volume_and_outlives_it() {
+        let mut waiting = attachment("a", 1, NODE);
+        waiting.spec.volume = None;
+        let held = |view: &StoredVolume| reasons(&job_of(view))[0].1;
+        let unbound = StoredVolume {
+            attachments: vec![Arc::new(waiting)],
+            ..StoredVolume::default()
+        };
+        assert_eq!(held(&unbound), Some(HoldReason::ClaimNotBound));
+        let mut unknown = view("ReadWriteOnce", vec![attachment("a", 1, NODE)]);
+        assert_eq!(held(&unknown), None);
+        unknown.volume = None;
+        assert_eq!(held(&unknown), Some(HoldReason::VolumeUnknown));
         let mut attached = attachment("a", 1, NODE);
         attached.status = Some(AttachmentStatus {
             volume: Some("v".to_owned()),
             ..AttachmentStatus::default()
         });
-        let mut gone = view("ReadWriteOnce", "Bound", vec![attached]);
-        gone.claim = None;
-        assert_eq!(reasons(&job_of(&gone)), [("a".to_owned(), None)]);
+        unknown.attachments = vec![Arc::new(attached)];
+        assert_eq!(held(&unknown), None);
     }
 
     // Fails if a mount that went with a restart of the machine is taken for one that somebody took away, or
@@ -505,7 +476,7 @@ mod tests {
                 boot_id: Some(boot_id.to_owned()),
                 ..AttachmentStatus::default()
             });
-            let job = job_of(&view("ReadWriteOnce", "Bound", vec![attached]));
+            let job = job_of(&view("ReadWriteOnce", vec![attached]));
             job.uses[0].usage.established
         };
         assert!(established(AttachmentPhase::Attached, BOOT));
@@ -516,7 +487,7 @@ mod tests {
     // Fails if a node works for the uses of another.
     #[test]
     fn uses_and_copies_of_other_nodes_are_left_alone() {
-        let mut view = view("ReadWriteOnce", "Bound", vec![attachment("a", 1, "other")]);
+        let mut view = view("ReadWriteOnce", vec![attachment("a", 1, "other")]);
         let mut elsewhere = replica(2, Some(2));
         elsewhere.spec.node = "other".to_owned();
         view.replicas = vec![Arc::new(elsewhere)];
@@ -529,7 +500,7 @@ mod tests {
     #[test]
     fn a_copy_is_made_only_before_it_was_ever_reported() {
         let fate = |replica: Replica, has_volume: bool| {
-            let mut view = view("ReadWriteOnce", "Bound", Vec::new());
+            let mut view = view("ReadWriteOnce", Vec::new());
             view.replicas = vec![Arc::new(replica)];
             if !has_volume {
                 view.volume = None;
@@ -561,13 +532,25 @@ mod tests {
         }
     }
 
-    // Fails if a copy grows beyond its reservation because the volume's goal was stored first.
+    // Fails if a copy grows beyond its reservation because the volume wants more than was granted.
     #[test]
-    fn the_goal_is_the_volumes_as_far_as_it_is_reserved() {
-        let mut view = view("ReadWriteOnce", "Bound", Vec::new());
-        view.volume = Some(volume(3, "ReadWriteOnce"));
+    fn the_goal_is_what_was_granted() {
+        let mut view = view("ReadWriteOnce", Vec::new());
+        view.volume = Some(volume(9, "ReadWriteOnce"));
         assert_eq!(job_of(&view).goal, Bytes::gib(2));
-        view.replicas = vec![Arc::new(replica(4, Some(1)))];
-        assert_eq!(job_of(&view).goal, Bytes::gib(3));
+        let mut target = Target::new(
+            "v",
+            TargetSpec {
+                volume: "v".to_owned(),
+                node: NODE.to_owned(),
+                capacity: Bytes::gib(3),
+                copies: CopiesWanted::default(),
+            },
+        );
+        view.target = Some(Arc::new(target.clone()));
+        assert_eq!(job_of(&view).goal, Bytes::gib(2));
+        target.spec.capacity = Bytes::gib(1);
+        view.target = Some(Arc::new(target));
+        assert_eq!(job_of(&view).goal, Bytes::gib(1));
     }
 }

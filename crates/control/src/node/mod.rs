@@ -12,7 +12,7 @@ pub(crate) mod report;
 mod returns;
 pub(crate) mod work;
 
-pub use finisher::Finisher;
+pub use finisher::{Finisher, NoClaims};
 pub use job::{Job, Node, UseJob};
 pub use pool::run as run_pools;
 pub use reconcile::{Agent, Complaints, Ladders, run};

@@ -17,9 +17,9 @@ use trellis_api::{Bytes, Hold, HoldReason};
 use super::reconcile::Agent;
 use crate::plan::Note;
 use crate::queue::{Queue, Run};
-use crate::view::now;
+use crate::stored::now;
 use crate::world::World;
-use crate::write::{Object, Place, Write, Written, send};
+use crate::write::{Manager, Object, Place, Write, Written, send};
 
 /// Measures the pools that `queue` names, for ever.
 pub async fn run(agent: Arc<Agent>, queue: Queue) {
@@ -73,7 +73,7 @@ async fn set_finalizers(agent: &Agent, pool: &Pool, finalizers: &[String]) -> bo
         "resourceVersion": pool.resource_version(),
     }});
     let write = Write::Patch(place, body);
-    let written = send(&agent.client, &[write]).await;
+    let written = send(&agent.client, |_| Manager::Node, &[write]).await;
     matches!(written.as_slice(), [Written::Stored])
 }
 
@@ -258,7 +258,9 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> R
         body["status"]["unknownCount"] = serde_json::json!(new.unknown_count);
         let write = Write::PatchStatus(place, body);
         if matches!(
-            send(&agent.client, &[write]).await.as_slice(),
+            send(&agent.client, |_| Manager::Node, &[write])
+                .await
+                .as_slice(),
             [Written::Failed(_)]
         ) {
             return Run::Failed;

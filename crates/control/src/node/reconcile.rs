@@ -18,9 +18,9 @@ use super::work::{Outcome, work};
 use crate::plan::Note;
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
-use crate::view::{View, now};
+use crate::stored::{StoredVolume, now};
 use crate::world::{TELL_AFTER, World};
-use crate::write::{Object, Place, Write, Written, send};
+use crate::write::{Manager, Object, Place, Write, Written, send};
 
 /// How many ladders may wait to be reported early. Each raise reports one.
 const EARLY_MAX: usize = 16;
@@ -106,7 +106,7 @@ pub async fn run(agent: Arc<Agent>, queue: Queue) {
 impl Agent {
     async fn reconcile(&self, key: &str) -> Run {
         tracing::trace!(volume = key, "pass begins");
-        let view = View::gather(&self.world, key);
+        let view = StoredVolume::gather(&self.world, key);
         let mut job = job(&view, &self.node, &|name| self.world.pools.get("", name));
         self.ladders.fill_in(key, &mut job.reported);
         if !job.has_work() {
@@ -116,7 +116,7 @@ impl Agent {
             return Run::Done;
         }
         if let Some(writes) = missing_finalizers(&job) {
-            let stored = send(&self.client, &writes).await;
+            let stored = send(&self.client, |_| Manager::Node, &writes).await;
             // The change that outdated the object may not concern this node, and then would not bring the volume here
             // again.
             let all = stored.iter().all(|each| matches!(each, Written::Stored));
@@ -163,7 +163,7 @@ impl Agent {
 
     /// Runs the blocking pass. If it takes long, the lower rungs are stored while the upper ones are still being
     /// raised.
-    async fn work(&self, view: &Arc<View>, job: &Arc<Job>) -> Option<Outcome> {
+    async fn work(&self, view: &Arc<StoredVolume>, job: &Arc<Job>) -> Option<Outcome> {
         let (sender, mut ladders) = mpsc::channel::<Vec<RungStatus>>(EARLY_MAX);
         let machine = self.machine.clone();
         let blocking_job = job.clone();
@@ -186,7 +186,7 @@ impl Agent {
                 () = &mut patience, if !told && newest.is_some() => {
                     told = true;
                     let writes = early_writes(view, job, newest.as_deref().unwrap_or_default(), &now());
-                    send(&self.client, &writes).await;
+                    send(&self.client, |_| Manager::Node, &writes).await;
                 }
             }
         }
@@ -199,7 +199,7 @@ impl Agent {
         }
     }
 
-    async fn report(&self, key: &str, view: &View, job: &Job, outcome: &Outcome) -> Run {
+    async fn report(&self, key: &str, view: &StoredVolume, job: &Job, outcome: &Outcome) -> Run {
         let now = now();
         let replica = replica_writes(view, job, outcome, &now);
         let uses = use_writes(view, job, outcome, &self.node.boot_id, &now);
@@ -239,7 +239,7 @@ impl Agent {
         if writes.is_empty() {
             return Run::Done;
         }
-        let written = send(&self.client, &writes).await;
+        let written = send(&self.client, |_| Manager::Node, &writes).await;
         tracing::trace!(volume = key, writes = writes.len(), "reported");
         let mut run = Run::Done;
         for outcome in &written {
@@ -266,11 +266,11 @@ fn reached(job: &Job, outcome: &Outcome) -> bool {
     trellis_api::next_step(&observed, job.goal) == trellis_api::Next::Reached
 }
 
-/// Whether the goals of volume and replica differ while everything else is at rest. They are stored
+/// Whether the goals of target and replica differ while everything else is at rest. They are stored
 /// together but seen one after the other; the event of the second brings the volume here again, and a pass
 /// in between would find nothing to do and only delay the one that matters.
-fn goals_are_on_their_way(view: &View, job: &Job) -> bool {
-    let (Some(volume), Some(replica)) = (&view.volume, &job.replica) else {
+fn goals_are_on_their_way(view: &StoredVolume, job: &Job) -> bool {
+    let (Some(target), Some(replica)) = (&view.target, &job.replica) else {
         return false;
     };
     let attached = |each: &UseJob| {
@@ -279,7 +279,7 @@ fn goals_are_on_their_way(view: &View, job: &Job) -> bool {
             status.phase == AttachmentPhase::Attached && status.hold.is_none()
         })
     };
-    volume.spec.capacity != replica.object.spec.capacity
+    target.spec.capacity != replica.object.spec.capacity
         && replica.fate == Fate::Find
         && job.endings.is_empty()
         && job.uses.iter().all(attached)

@@ -18,21 +18,26 @@ use super::job::{Job, UseJob};
 use super::machine::Stage;
 use super::work::Outcome;
 use crate::plan::Note;
-use crate::view::View;
+use crate::stored::StoredVolume;
 use crate::write::{Object, Place, Write};
 
 /// What to tell a claim about copies that have rotted.
-pub fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
+pub fn rot_note(view: &StoredVolume, outcome: &Outcome) -> Option<Note> {
     replicated::rot_note(view, outcome)
 }
 
 /// Which copies have not reached a size, in a sentence that follows another one; nothing if all have.
-pub fn copies_behind(view: &View, outcome: &Outcome, size: Bytes) -> String {
+pub fn copies_behind(view: &StoredVolume, outcome: &Outcome, size: Bytes) -> String {
     replicated::behind(view, outcome, size)
 }
 
 /// The replica's and the target's status, as far as the ladder is known.
-pub fn replica_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime) -> Vec<Write> {
+pub fn replica_writes(
+    view: &StoredVolume,
+    job: &Job,
+    outcome: &Outcome,
+    now: &MicroTime,
+) -> Vec<Write> {
     if let Some(replicated) = &job.replicated {
         return replicated::writes(view, job, replicated, outcome, now);
     }
@@ -67,7 +72,12 @@ pub fn replica_writes(view: &View, job: &Job, outcome: &Outcome, now: &MicroTime
 }
 
 /// The lower rungs, reported while the upper ones are still being raised.
-pub fn early_writes(view: &View, job: &Job, ladder: &[RungStatus], now: &MicroTime) -> Vec<Write> {
+pub fn early_writes(
+    view: &StoredVolume,
+    job: &Job,
+    ladder: &[RungStatus],
+    now: &MicroTime,
+) -> Vec<Write> {
     let Some(replica) = &job.replica else {
         return Vec::new();
     };
@@ -83,7 +93,7 @@ pub fn early_writes(view: &View, job: &Job, ladder: &[RungStatus], now: &MicroTi
 }
 
 fn measured(
-    view: &View,
+    view: &StoredVolume,
     replica: &Replica,
     ladder: &[RungStatus],
     goal: Bytes,
@@ -186,7 +196,7 @@ fn lower_conditions(
 
 /// The status of every use, and the finalizers of those that are over.
 pub fn use_writes(
-    view: &View,
+    view: &StoredVolume,
     job: &Job,
     outcome: &Outcome,
     boot_id: &str,
@@ -239,7 +249,7 @@ fn stage_of(job: &Job, attached: bool) -> Option<&Stage> {
 }
 
 fn use_write(
-    view: &View,
+    view: &StoredVolume,
     job: &Job,
     outcome: &Outcome,
     each: &UseJob,

@@ -14,14 +14,14 @@ use super::parts::{make_replica, replica_name, was_served};
 use super::recovery::{self, is_given_up};
 use super::rooms::{NewCopy, Rooms};
 use crate::plan::{Plan, Promise};
-use crate::view::View;
+use crate::stored::StoredVolume;
 use crate::write::{Object, Place, Write};
 
 /// How many copies can count at a time.
 const COPIES_MAX: usize = 5;
 
 /// The copies that are to stay: nobody has deleted them or given them up.
-pub fn staying(view: &View) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
+pub fn staying(view: &StoredVolume) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
     view.replicas
         .iter()
         .filter(|each| each.metadata.deletion_timestamp.is_none() && !is_given_up(view, each))
@@ -29,7 +29,7 @@ pub fn staying(view: &View) -> impl Iterator<Item = &std::sync::Arc<Replica>> {
 
 /// The copies that are asked for. Until the volume has been served, these are all existing copies: it starts with the
 /// copies that it was made with, even one that somebody has deleted meanwhile.
-pub fn wanted(view: &View, volume: &Volume) -> CopiesWanted {
+pub fn wanted(view: &StoredVolume, volume: &Volume) -> CopiesWanted {
     let all = || view.replicas.iter().map(|each| each.identity()).collect();
     let served = was_served(volume);
     let stay = || staying(view).map(|each| each.identity()).collect();
@@ -44,7 +44,7 @@ pub fn wanted(view: &View, volume: &Volume) -> CopiesWanted {
 
 /// Who counts to start with: the copies that counted when the target was last seen, or else all copies, with a factor
 /// that they can reach. At most as many as can count at a time are named; the copies know the rest.
-pub fn to_begin_with(view: &View, wanted: &CopiesWanted) -> Members {
+pub fn to_begin_with(view: &StoredVolume, wanted: &CopiesWanted) -> Members {
     let agreed = view.target.as_ref();
     let agreed = agreed.and_then(|target| target.status.as_ref()?.members.clone());
     let mut members = agreed.unwrap_or_else(|| {
@@ -63,7 +63,11 @@ pub fn to_begin_with(view: &View, wanted: &CopiesWanted) -> Members {
 }
 
 /// The next step towards the number of copies that is asked for; none if it is reached. A hold says why it cannot be.
-pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<Plan>, Hold> {
+pub fn adjust(
+    view: &StoredVolume,
+    volume: &Volume,
+    rooms: &dyn Rooms,
+) -> Result<Option<Plan>, Hold> {
     if !volume.spec.is_behind_target() {
         return single(volume);
     }
@@ -93,7 +97,7 @@ pub fn adjust(view: &View, volume: &Volume, rooms: &dyn Rooms) -> Result<Option<
 }
 
 /// Tells the target which copies are asked for, if that has changed.
-pub(super) fn tell_target(view: &View, volume: &Volume) -> Option<Plan> {
+pub(super) fn tell_target(view: &StoredVolume, volume: &Volume) -> Option<Plan> {
     let target = view.target.as_ref()?;
     let wanted = wanted(view, volume);
     let place = Place::named(Object::Target, target.name_any());
@@ -128,7 +132,7 @@ fn single(volume: &Volume) -> Result<Option<Plan>, Hold> {
 
 /// One more copy; `going` is about to go and leaves its disk to it.
 fn add(
-    view: &View,
+    view: &StoredVolume,
     volume: &Volume,
     rooms: &dyn Rooms,
     going: Option<&Replica>,
@@ -173,7 +177,7 @@ fn add(
 }
 
 /// The copy to remove: one that does not hold everything rather than one that does, and the latest of these.
-fn dispensable(view: &View) -> Option<&Replica> {
+fn dispensable(view: &StoredVolume) -> Option<&Replica> {
     let seen = view
         .target
         .as_ref()
@@ -232,7 +236,7 @@ mod tests {
         .expect("a volume")
     }
 
-    fn view(states: &[&str]) -> View {
+    fn view(states: &[&str]) -> StoredVolume {
         let replica = |index: usize| {
             let replica = json!({
                 "apiVersion": "trellis.dev/v1alpha1", "kind": "Replica",
@@ -258,11 +262,11 @@ mod tests {
             "spec": { "volume": "v", "node": "n", "capacity": "1Gi" },
             "status": { "replicas": seen },
         });
-        View {
+        StoredVolume {
             key: "v".to_owned(),
             target: Some(Arc::new(serde_json::from_value(target).expect("a target"))),
             replicas: (0..states.len()).map(replica).collect(),
-            ..View::default()
+            ..StoredVolume::default()
         }
     }
 
@@ -325,7 +329,7 @@ mod tests {
     #[test]
     fn the_factor_is_one_that_the_copies_can_reach() {
         let three = view(&["InSync", "InSync", "InSync"]);
-        let begins = |view: &View, volume: &Volume| {
+        let begins = |view: &StoredVolume, volume: &Volume| {
             to_begin_with(view, &wanted(view, volume)).consistency_factor
         };
         assert_eq!(begins(&three, &volume(3, 3)), 3);

@@ -1,12 +1,16 @@
-//! The volume room: which copies a volume has, where they are, which of them count, and what they lack.
-//!
-//! It writes only our own kinds. Two places still look at the claim: `recovery` tells it of a recovery, and the goals of
-//! target and copies are raised by the claim room (`claim::grow`).
+//! The volume room: how large a volume may become, which copies it has, where they are, which of them count, and what
+//! they lack. It reads and writes only our own kinds, and runs the same way in both homes.
 
 pub mod copies;
+pub mod goals;
+pub mod history;
 pub mod members;
 pub mod parts;
+pub mod plan;
+pub mod reconcile;
 pub mod recovery;
 pub mod redundancy;
+pub mod removal;
 pub mod rooms;
 pub mod space;
+pub mod status;

@@ -12,7 +12,7 @@ use trellis_api::{Hold, HoldReason};
 
 use super::copies::{tell_target, wanted};
 use crate::plan::Plan;
-use crate::view::View;
+use crate::stored::StoredVolume;
 use crate::write::{Object, Place, Write};
 
 /// What a volume reserves from the moment it is stored: the names that its first replicas have or will have,
@@ -36,7 +36,7 @@ pub fn was_served(volume: &Volume) -> bool {
 }
 
 /// The target and the first copies of a volume, as far as they are missing; none if nothing is.
-pub fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
+pub fn make_parts(view: &StoredVolume, volume: &Volume) -> Option<Plan> {
     let owner = volume.controller_owner_ref(&())?;
     let places = &volume.spec.placement;
     let mut writes = Vec::new();
@@ -84,7 +84,7 @@ pub fn make_parts(view: &View, volume: &Volume) -> Option<Plan> {
 
 /// What a new target is told of its copies. The identity of a single one is the volume's. Several have none before they
 /// are stored; the target is told when they are.
-fn first_copies(view: &View, volume: &Volume) -> CopiesWanted {
+fn first_copies(view: &StoredVolume, volume: &Volume) -> CopiesWanted {
     let mut copies = wanted(view, volume);
     if !volume.spec.is_behind_target() {
         copies.staying = vec![volume.identity()];
@@ -94,7 +94,7 @@ fn first_copies(view: &View, volume: &Volume) -> CopiesWanted {
 
 /// A new copy of the volume.
 pub fn make_replica(
-    view: &View,
+    view: &StoredVolume,
     volume: &Volume,
     owner: &OwnerReference,
     name: String,
@@ -125,7 +125,7 @@ pub fn make_replica(
 }
 
 /// The copy of a volume that was in service is no longer stored.
-fn lost(view: &View, volume: &Volume) -> Plan {
+fn lost(view: &StoredVolume, volume: &Volume) -> Plan {
     let message = format!(
         "Every replica of volume {} is gone from the store.",
         view.key
@@ -149,7 +149,7 @@ fn lost(view: &View, volume: &Volume) -> Plan {
 
 /// Records the identities of volume and copies that are still the uids of their objects. Objects that are made again,
 /// from a backup or from the copies, have other uids, and must find the same bytes.
-pub fn name_identities(view: &View) -> Vec<Write> {
+pub fn name_identities(view: &StoredVolume) -> Vec<Write> {
     let mut writes = Vec::new();
     if let Some(volume) = view
         .volume

@@ -5,19 +5,18 @@
 //! Each step is planned from what is stored, so a crash after any step changes nothing. The target does the recovery
 //! itself, and is told the same until it has served.
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use serde_json::json;
 use trellis_api::kinds::{GROWTH_RECORDS_MAX, RecoveryRecord, Replica, Volume};
 use trellis_api::step::Step;
 
-use crate::plan::{Note, Plan, claim_place};
-use crate::view::View;
+use crate::plan::{Note, Plan};
+use crate::stored::StoredVolume;
 use crate::write::{Object, Place, Write};
 
 /// Whether the target has served the history that the last recovery began.
-pub fn is_recovered(view: &View, volume: &Volume) -> bool {
+pub fn is_recovered(view: &StoredVolume, volume: &Volume) -> bool {
     let served = view.target.as_ref();
     let served = served.and_then(|target| target.status.as_ref()?.lineage.as_ref());
     let begun = volume.spec.recovery.as_ref();
@@ -25,7 +24,7 @@ pub fn is_recovered(view: &View, volume: &Volume) -> bool {
 }
 
 /// Whether a copy was given up.
-pub fn is_given_up(view: &View, replica: &Replica) -> bool {
+pub fn is_given_up(view: &StoredVolume, replica: &Replica) -> bool {
     let recovery = view.volume.as_ref();
     let recovery = recovery.and_then(|volume| volume.spec.recovery.as_ref());
     let id = replica.identity();
@@ -33,7 +32,7 @@ pub fn is_given_up(view: &View, replica: &Replica) -> bool {
 }
 
 /// Deletes a copy that was given up. Its bytes go when it can be reached and the target says that it does not count.
-pub(super) fn give_up(view: &View) -> Option<Plan> {
+pub(super) fn give_up(view: &StoredVolume) -> Option<Plan> {
     let mut copies = view.replicas.iter();
     let copy = copies
         .find(|each| each.metadata.deletion_timestamp.is_none() && is_given_up(view, each))?;
@@ -46,12 +45,7 @@ pub(super) fn give_up(view: &View) -> Option<Plan> {
 }
 
 /// Records a finished recovery, once.
-pub fn record(
-    view: &View,
-    claim: &PersistentVolumeClaim,
-    volume: &Volume,
-    now: &MicroTime,
-) -> Option<Plan> {
+pub fn record(view: &StoredVolume, volume: &Volume, now: &MicroTime) -> Option<Plan> {
     let recovery = volume.spec.recovery.as_ref()?;
     if !is_recovered(view, volume) {
         return None;
@@ -77,26 +71,21 @@ pub fn record(
         "metadata": { "resourceVersion": volume.resource_version() },
         "status": { "recoveries": records },
     });
-    let note = Note {
-        about: claim_place(claim),
-        uid: claim.uid(),
-        warning: true,
-        reason: "VolumeRecovered",
-        message: format!(
-            "{} gave up {} copies of volume {}; it goes on with the {} that were left. What only the others held is \
-             lost.",
-            recovery.by,
-            recovery.given_up.len(),
-            view.key,
-            recovery.survivors.len()
-        ),
-    };
+    let message = format!(
+        "{} gave up {} copies of volume {}; it goes on with the {} that were left. What only the others held is lost.",
+        recovery.by,
+        recovery.given_up.len(),
+        view.key,
+        recovery.survivors.len()
+    );
+    let claim = volume.spec.claim.as_ref();
+    let note = claim.map(|claim| Note::warning(claim, "VolumeRecovered", message));
     Some(Plan {
         writes: vec![Write::PatchStatus(
             Place::named(Object::Volume, volume.name_any()),
             body,
         )],
-        notes: vec![note],
+        notes: note.into_iter().collect(),
         step: Some(Step::RecoveryRecorded),
         ..Plan::default()
     })
@@ -107,7 +96,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    fn view(served: &str, deleted: bool) -> View {
+    fn view(served: &str, deleted: bool) -> StoredVolume {
         let volume = json!({
             "apiVersion": "trellis.dev/v1alpha1", "kind": "Volume",
             "metadata": { "name": "v", "uid": "u" },
@@ -136,12 +125,12 @@ mod tests {
             "apiVersion": "trellis.dev/v1alpha1", "kind": "Target", "metadata": { "name": "v" },
             "spec": { "volume": "v", "node": "n", "capacity": "1Gi" }, "status": { "lineage": served },
         });
-        View {
+        StoredVolume {
             key: "v".to_owned(),
             volume: Some(Arc::new(serde_json::from_value(volume).expect("a volume"))),
             target: Some(Arc::new(serde_json::from_value(target).expect("a target"))),
             replicas: vec![replica("a", false), replica("b", deleted)],
-            ..View::default()
+            ..StoredVolume::default()
         }
     }
 
@@ -158,11 +147,10 @@ mod tests {
     // Fails if a recovery is recorded before the volume is served, or twice.
     #[test]
     fn a_recovery_is_recorded_when_it_is_done_and_once() {
-        let claim = PersistentVolumeClaim::default();
-        let now = crate::view::now();
-        let recorded = |view: &View| {
+        let now = crate::stored::now();
+        let recorded = |view: &StoredVolume| {
             let volume = view.volume.clone().expect("a volume");
-            record(view, &claim, &volume, &now)
+            record(view, &volume, &now)
         };
         assert_eq!(recorded(&view("original", false)), None);
         let mut done = view("1-00", false);

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
-use trellis_api::kinds::{Replica, ReplicaSeen, ReplicaState, TargetStatus, Volume};
+use trellis_api::kinds::{
+    Replica, ReplicaSeen, ReplicaState, TargetStatus, Volume, behind_sentence as sentence,
+};
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::copies::staying;
-use crate::view::View;
+use crate::stored::StoredVolume;
 
 /// How a copy was last seen, and since when it is silent, if it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +41,7 @@ pub fn unasked(status: &TargetStatus) -> Option<(HoldReason, MicroTime)> {
 }
 
 /// One copy. If the target does not answer, what it said before is no news of its copies.
-pub fn seen(view: &View, replica: &Replica) -> CopySeen {
+pub fn seen(view: &StoredVolume, replica: &Replica) -> CopySeen {
     let id = replica.identity();
     let status = view
         .target
@@ -67,7 +69,7 @@ pub fn seen(view: &View, replica: &Replica) -> CopySeen {
 }
 
 /// The copies that are to stay and do not hold everything, in the order of their pools.
-pub fn faults(view: &View) -> Vec<CopySeen> {
+pub fn faults(view: &StoredVolume) -> Vec<CopySeen> {
     let mut faults: Vec<CopySeen> = staying(view)
         .map(|replica| seen(view, replica))
         .filter(|each| each.state != Some(ReplicaState::InSync))
@@ -77,7 +79,7 @@ pub fn faults(view: &View) -> Vec<CopySeen> {
 }
 
 /// The pools of copies that are to stay and have not reached that size, as the target sees them.
-pub fn behind(view: &View, seen: &[ReplicaSeen], size: Bytes) -> Vec<String> {
+pub fn behind(view: &StoredVolume, seen: &[ReplicaSeen], size: Bytes) -> Vec<String> {
     let is_smaller = |replica: &&Arc<Replica>| {
         let id = replica.identity();
         let told = seen.iter().find(|each| each.id == id);
@@ -90,20 +92,16 @@ pub fn behind(view: &View, seen: &[ReplicaSeen], size: Bytes) -> Vec<String> {
 }
 
 /// The same in a sentence that follows another one; nothing if there are none.
-pub fn behind_sentence(view: &View, seen: &[ReplicaSeen], size: Bytes) -> String {
-    let pools = behind(view, seen, size);
-    match pools.as_slice() {
-        [] => String::new(),
-        [one] => format!(". The copy on pool {one} is behind, and is raised when it is back."),
-        many => format!(
-            ". The copies on pools {} are behind, and are raised when they are back.",
-            many.join(", ")
-        ),
-    }
+pub fn behind_sentence(view: &StoredVolume, seen: &[ReplicaSeen], size: Bytes) -> String {
+    sentence(&behind(view, seen, size))
 }
 
 /// What is wrong if a replicated volume has fewer whole copies than are asked for. `how` describes one copy.
-pub fn lacking(view: &View, volume: &Volume, how: &dyn Fn(&CopySeen) -> String) -> Option<Hold> {
+pub fn lacking(
+    view: &StoredVolume,
+    volume: &Volume,
+    how: &dyn Fn(&CopySeen) -> String,
+) -> Option<Hold> {
     let status = view.target.as_ref()?.status.as_ref()?;
     if !volume.spec.is_behind_target() || status.members.is_none() {
         return None;

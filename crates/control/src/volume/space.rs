@@ -3,10 +3,10 @@
 use trellis_api::kinds::{ReplicaSeen, Volume, WhenFull};
 use trellis_api::{Hold, HoldReason};
 
-use crate::view::View;
+use crate::stored::StoredVolume;
 
 /// What is wrong if pools of copies have no space left, as the target sees it.
-pub fn full_pools(view: &View, volume: &Volume) -> Option<Hold> {
+pub fn full_pools(view: &StoredVolume, volume: &Volume) -> Option<Hold> {
     let status = view.target.as_ref()?.status.as_ref()?;
     let members = status.members.as_ref()?;
     let counts = |seen: &&ReplicaSeen| members.replicas.contains(&seen.id);

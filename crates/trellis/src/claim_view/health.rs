@@ -15,7 +15,7 @@ const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// The other provisioner that a claim belongs to, if it does.
 pub fn other_provisioner(view: &View) -> Option<String> {
-    if view.volume.is_some() {
+    if view.stored.volume.is_some() {
         return None;
     }
     let class = view.class.as_deref();
@@ -29,13 +29,13 @@ pub fn other_provisioner(view: &View) -> Option<String> {
 /// The persistent volume of a claim that somebody made by hand.
 pub fn made_by_hand(view: &View) -> Option<String> {
     let volume = view.persistent_volume.as_deref()?;
-    view.volume.is_none().then(|| volume.name_any())
+    view.stored.volume.is_none().then(|| volume.name_any())
 }
 
 /// What a replicated volume lacks.
 pub fn degraded(view: &View, now: Timestamp) -> Option<Hold> {
-    let volume = view.volume.as_deref()?;
-    lacking(view, volume, &|copy| with_age(copy, now))
+    let volume = view.stored.volume.as_deref()?;
+    lacking(&view.stored, volume, &|copy| with_age(copy, now))
 }
 
 /// The state of a copy, as a word of a table: what was seen last, and when if that is not now.

@@ -155,15 +155,16 @@ pub fn rungs(view: &View) -> Vec<RungView> {
         .as_deref()
         .and_then(|claim| condition(claim, REFUSED));
     // Of several copies the target says why they do not rise.
-    let of_target = || view.target.as_ref()?.status.as_ref()?.hold.clone();
+    let of_target = || view.stored.target.as_ref()?.status.as_ref()?.hold.clone();
     let refused = refused.or_else(of_target);
     let mut rungs: Vec<RungView> = view
+        .stored
         .replicas
         .iter()
         .map(|each| replica(view, each, want, refused.as_ref()))
         .collect();
     let mut reached = is_reached_by_copies(view, &rungs);
-    if let Some(target) = &view.target
+    if let Some(target) = &view.stored.target
         && let Some(measured) = target
             .status
             .as_ref()
@@ -186,6 +187,7 @@ fn is_reached_by_copies(view: &View, copies: &[RungView]) -> bool {
     let is_there = |rung: &&RungView| rung.state == RungState::Ok;
     let there = copies.iter().filter(is_there).count();
     let several = view
+        .stored
         .volume
         .as_ref()
         .filter(|volume| volume.spec.is_behind_target());
@@ -197,7 +199,7 @@ fn is_reached_by_copies(view: &View, copies: &[RungView]) -> bool {
 /// The lowest rung. A growth that was refused before it began is held here: the room on the replica's pool is what is
 /// missing.
 fn replica(view: &View, replica: &Replica, want: Bytes, refused: Option<&Hold>) -> RungView {
-    let seen = replica.is_of_several().then(|| seen(view, replica));
+    let seen = replica.is_of_several().then(|| seen(&view.stored, replica));
     let is_heard =
         |copy: &CopySeen| !matches!(copy.state, Some(ReplicaState::Away | ReplicaState::Silent));
     let status = replica.status.clone().unwrap_or_default();
@@ -253,7 +255,7 @@ fn upper(measured: &RungStatus, node: &str, want: Bytes, reached: bool) -> RungV
 fn uses(view: &View, want: Bytes, reached: bool) -> Vec<RungView> {
     let mut rungs = Vec::new();
     let mut nodes: Vec<&str> = Vec::new();
-    for each in &view.attachments {
+    for each in &view.stored.attachments {
         let measured = each
             .status
             .as_ref()
@@ -276,10 +278,14 @@ fn uses(view: &View, want: Bytes, reached: bool) -> Vec<RungView> {
 
 /// The filesystem on a volume that nobody uses, as its superblock says.
 fn idle(view: &View, want: Bytes, reached: bool) -> Option<RungView> {
-    view.volume.as_ref()?.spec.filesystem?;
-    let mut contents = view.contents().into_iter().flatten();
+    view.stored.volume.as_ref()?.spec.filesystem?;
+    let mut contents = view.stored.contents().into_iter().flatten();
     let (content, size) = contents.find_map(|content| Some((content.clone(), content.size?)))?;
-    let node = view.target.as_ref().map(|target| target.spec.node.clone());
+    let node = view
+        .stored
+        .target
+        .as_ref()
+        .map(|target| target.spec.node.clone());
     let state = if size >= want || (content.full && reached) {
         RungState::Ok
     } else if reached {

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use trellis_api::Bytes;
 use trellis_api::kinds::{GrowthRecord, Pool, Replica, Volume};
+use trellis_control::stored::StoredVolume;
 use trellis_control::view::View;
 
 const UID: &str = "5f0c0f3e-0000-4000-8000-000000000001";
@@ -91,6 +92,14 @@ fn volume(goal: u64) -> Arc<Volume> {
     })))
 }
 
+/// The volume's name, and nothing else.
+fn unknown() -> StoredVolume {
+    StoredVolume {
+        key: VOLUME.to_owned(),
+        ..StoredVolume::default()
+    }
+}
+
 fn bound(requested: u64, size: u64, goal: u64, status: Value) -> View {
     let target = json!({
         "apiVersion": "trellis.dev/v1alpha1", "kind": "Target",
@@ -99,11 +108,13 @@ fn bound(requested: u64, size: u64, goal: u64, status: Value) -> View {
         "status": { "capacity": gib(size), "rung": rung("volume", gib(size), false, 90) },
     });
     View {
-        key: VOLUME.to_owned(),
         claim: Some(claim(requested, status)),
-        volume: Some(volume(goal)),
-        target: Some(Arc::new(read(target))),
-        replicas: vec![Arc::new(replica(goal, Some(size)))],
+        stored: StoredVolume {
+            volume: Some(volume(requested)),
+            target: Some(Arc::new(read(target))),
+            replicas: vec![Arc::new(replica(goal, Some(size)))],
+            ..unknown()
+        },
         ..View::default()
     }
 }
@@ -112,7 +123,7 @@ fn bound(requested: u64, size: u64, goal: u64, status: Value) -> View {
 pub fn claimed(requested: u64, size: u64) -> View {
     let status = json!({ "phase": "Bound", "capacity": { "storage": gib(size) } });
     View {
-        key: VOLUME.to_owned(),
+        stored: unknown(),
         claim: Some(claim(requested, status)),
         ..View::default()
     }
@@ -145,7 +156,7 @@ pub fn mounted(size: u64, requested: u64) -> View {
         },
     });
     let mut view = bound(requested, size, requested, status);
-    view.attachments = vec![Arc::new(read(attachment))];
+    view.stored.attachments = vec![Arc::new(read(attachment))];
     view
 }
 
@@ -180,7 +191,7 @@ pub fn idle() -> View {
         }],
     });
     let mut view = bound(2, 2, 2, status);
-    for replica in &mut view.replicas {
+    for replica in &mut view.stored.replicas {
         if let Some(status) = &mut Arc::make_mut(replica).status {
             status.content = Some(read(json!({ "kind": "xfs", "size": "1Gi", "full": false })));
         }
@@ -198,7 +209,7 @@ pub fn pending() -> View {
         }],
     });
     View {
-        key: VOLUME.to_owned(),
+        stored: unknown(),
         claim: Some(claim(1, status)),
         ..View::default()
     }

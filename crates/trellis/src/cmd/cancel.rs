@@ -55,6 +55,7 @@ impl Undoing {
         }
         let capacity = reported(view).unwrap_or_default();
         let sizes = view
+            .stored
             .replicas
             .iter()
             .filter_map(|each| each.status.as_ref()?.capacity);
@@ -156,7 +157,7 @@ mod tests {
     #[test]
     fn a_growth_that_is_half_done_goes_back_to_what_is_committed() {
         let mut view = samples::mounted(1, 4);
-        view.replicas = vec![Arc::new(samples::replica(4, Some(2)))];
+        view.stored.replicas = vec![Arc::new(samples::replica(4, Some(2)))];
         let undoing = Undoing::of(&view);
         let expected = Undoing::Lower {
             to: Bytes::gib(2),

@@ -93,16 +93,17 @@ impl Line {
         let spec = claim.and_then(|claim| claim.spec.as_ref());
         let measured_now = now.usage.is_some();
         // What was not measured now is shown as its node last reported it, with its age.
-        let told = view.attachments.iter();
+        let told = view.stored.attachments.iter();
         let mut told = told.filter_map(|each| each.status.as_ref()?.usage.clone());
         let usage = now.usage.or_else(|| told.next());
         let devices = view
+            .stored
             .attachments
             .iter()
             .filter_map(|each| each.status.as_ref()?.device.clone());
         let mut devices: Vec<String> = devices.collect();
         devices.dedup();
-        let volume = view.volume.as_ref();
+        let volume = view.stored.volume.as_ref();
         Line {
             namespace: claim
                 .and_then(|claim| claim.namespace())
@@ -116,6 +117,7 @@ impl Line {
             allocated: now.allocated,
             tone: Some(state.tone()),
             paths: view
+                .stored
                 .attachments
                 .iter()
                 .map(|each| each.spec.consumer.path().to_owned())
@@ -124,6 +126,7 @@ impl Line {
             filesystem: volume.and_then(|volume| Some(volume.spec.filesystem?.name())),
             devices,
             pools: view
+                .stored
                 .replicas
                 .iter()
                 .map(|each| each.spec.pool.clone())

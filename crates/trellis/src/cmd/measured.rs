@@ -13,7 +13,7 @@ use trellis_api::Bytes;
 use trellis_api::kinds::{Pool, PoolCapacity, Usage};
 use trellis_control::timely::Timely;
 use trellis_control::usage::MEASURE_TIME_MAX;
-use trellis_control::view::{View, now};
+use trellis_control::{stored::now, view::View};
 use trellis_node::iscsi::sessions;
 use trellis_node::sys::block::DeviceNumber;
 use trellis_node::sys::mountinfo;
@@ -40,15 +40,15 @@ pub fn timely() -> Timely {
 /// Measures a claim.
 pub async fn claim(timely: &Timely, view: &View) -> ClaimNow {
     let seen = Seen::of(view);
-    let key = format!("copies of {}", view.key);
+    let key = format!("copies of {}", view.stored.key);
     let allocated = timely.measure(&key, {
         let copies = seen.copies.clone();
         move || allocated(&copies)
     });
     let usage = async {
         // A block volume has no filesystem to measure at its path.
-        view.volume.as_ref()?.spec.filesystem?;
-        let measured = timely.measure(&view.key, move || seen.usage());
+        view.stored.volume.as_ref()?.spec.filesystem?;
+        let measured = timely.measure(&view.stored.key, move || seen.usage());
         measured.await.flatten()
     };
     let (allocated, usage) = tokio::join!(allocated, usage);
@@ -69,17 +69,17 @@ struct Seen {
 
 impl Seen {
     fn of(view: &View) -> Seen {
-        let uses = view.attachments.iter().filter_map(|each| {
+        let uses = view.stored.attachments.iter().filter_map(|each| {
             let device = each.status.as_ref()?.device.as_ref()?;
             Some((
                 PathBuf::from(each.spec.consumer.path()),
                 PathBuf::from(device),
             ))
         });
-        let copies = view.replicas.iter();
+        let copies = view.stored.replicas.iter();
         let copies = copies.filter_map(|each| each.status.as_ref()?.path.clone());
         Seen {
-            volume: view.key.clone(),
+            volume: view.stored.key.clone(),
             uses: uses.collect(),
             copies: copies.map(PathBuf::from).collect(),
         }

@@ -40,7 +40,8 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
     let node = own_node(&service.client).await?;
     let name = attachment_name(&verb.claim, &path);
     let spec = AttachmentSpec {
-        claim_name: verb.claim.clone(),
+        claim_name: Some(verb.claim.clone()),
+        volume: None,
         node,
         consumer: consumer(&claim, &path, verb.read_only),
     };
@@ -206,7 +207,7 @@ pub async fn umount(global: &Global, verb: &Umount) -> anyhow::Result<()> {
     let wanted = |each: &Attachment| {
         let here = each.spec.node == node;
         let named = each.namespace().as_deref() == Some(&service.namespace)
-            && each.spec.claim_name == verb.claim_or_path;
+            && each.spec.claim_name.as_ref() == Some(&verb.claim_or_path);
         here && if by_path {
             each.spec.consumer.path() == path
         } else {

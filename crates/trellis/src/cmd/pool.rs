@@ -22,7 +22,7 @@ use trellis_api::kinds::{
 use trellis_api::{Bytes, HoldReason};
 use trellis_control::disks;
 use trellis_control::ledger::Ledger;
-use trellis_control::view::now;
+use trellis_control::stored::now;
 use trellis_node::ground::{self, OtherPool};
 
 use super::measured::PoolNow;

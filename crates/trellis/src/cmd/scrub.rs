@@ -83,7 +83,7 @@ async fn finished(service: &Service, claim: &str, request: &str) -> anyhow::Resu
 
 /// What scrubs have found, as the target reported.
 fn scrub_of(view: &View) -> Option<ScrubSeen> {
-    view.target.as_ref()?.status.as_ref()?.scrub.clone()
+    view.stored.target.as_ref()?.status.as_ref()?.scrub.clone()
 }
 
 /// What a scrub has found, in a sentence.

@@ -40,7 +40,7 @@ pub async fn look(service: &Service, view: &View) -> Space {
         .await
         .unwrap_or_default();
     let node = own_node(&service.client).await.unwrap_or_default();
-    for replica in &view.replicas {
+    for replica in &view.stored.replicas {
         let name = &replica.spec.pool;
         let pool = pools.iter().find(|pool| pool.name_any() == *name);
         if let Some(pool) = pool.filter(|pool| pool.spec.node == node) {

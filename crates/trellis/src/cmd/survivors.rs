@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::json;
 use trellis_api::kinds::{Recovery, Volume};
 use trellis_api::{Hold, HoldReason};
-use trellis_control::view::{View, now};
+use trellis_control::{stored::now, view::View};
 use trellis_engine::drive::{Address, SurveyFault, survey};
 use trellis_engine::proto::{Lineage, ReplicaId, Surveyed};
 use uuid::Uuid;
@@ -122,7 +122,7 @@ impl Findings {
     async fn of(view: &View, volume: &Volume) -> anyhow::Result<Findings> {
         let id: Uuid = volume.identity().parse()?;
         let mut addresses = BTreeMap::new();
-        for replica in &view.replicas {
+        for replica in &view.stored.replicas {
             let status = replica.status.as_ref();
             let address = status.and_then(|status| status.address.as_ref());
             if let Some(address) = address {
@@ -132,6 +132,7 @@ impl Findings {
         }
         let found = survey(id, addresses, None, SURVEY_TIME_MAX).await;
         let status = view
+            .stored
             .target
             .as_ref()
             .and_then(|target| target.status.clone());
@@ -141,7 +142,7 @@ impl Findings {
             let mut conditions = status.conditions.iter();
             conditions.any(|each| each.type_ == kind && each.status == "True")
         };
-        let copies = view.replicas.iter().map(|replica| {
+        let copies = view.stored.replicas.iter().map(|replica| {
             let id = replica.identity();
             let surveyed = id.parse().ok().and_then(|id: ReplicaId| found.get(&id));
             let counts = members.replicas.contains(&id);

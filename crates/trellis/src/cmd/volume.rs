@@ -87,7 +87,11 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
         ));
     }
     require_quorum(&view)?;
-    let found = view.replicas.iter().find(|each| each.spec.pool == pool);
+    let found = view
+        .stored
+        .replicas
+        .iter()
+        .find(|each| each.spec.pool == pool);
     let Some(replica) = found else {
         return Err(
             Ended::NotFound(format!("claim {claim:?} has no copy on pool {pool:?}")).into(),
@@ -106,7 +110,7 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
 
 /// Only the copies that count can change who counts. Without a quorum of them the change would never happen.
 fn require_quorum(view: &View) -> anyhow::Result<()> {
-    let target = view.target.as_ref();
+    let target = view.stored.target.as_ref();
     let status = target.and_then(|target| target.status.as_ref());
     let is_short =
         |condition: &Condition| condition.type_ == "Available" && condition.status == "False";
@@ -135,7 +139,7 @@ pub(super) async fn patch(
 
 /// The volume of a claim.
 pub fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
-    let found = view.volume.as_deref();
+    let found = view.stored.volume.as_deref();
     found.ok_or_else(|| Ended::NotFound(format!("claim {claim:?} has no volume yet")).into())
 }
 
@@ -148,7 +152,7 @@ fn warnings(view: &View, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
     } else {
         "so they count as one"
     };
-    let shared = disks::shared_by(staying(view), &find).into_iter();
+    let shared = disks::shared_by(staying(&view.stored), &find).into_iter();
     let said = shared.map(|pools| {
         format!(
             "the copies on pools {} are on one filesystem, {worth}: what takes it takes all of them",
@@ -169,7 +173,7 @@ fn waits_for(view: &View, volume: &Volume, seen: &[ReplicaSeen]) -> String {
     };
     format!(
         "{} of {} others hold everything",
-        staying(view).filter(is_whole).count(),
+        staying(&view.stored).filter(is_whole).count(),
         volume.spec.replicas
     )
 }
@@ -220,8 +224,9 @@ struct Copy {
 
 impl Shown {
     fn of(view: &View, pools: Vec<Pool>, now: Timestamp) -> Option<Shown> {
-        let volume = view.volume.as_deref()?;
+        let volume = view.stored.volume.as_deref()?;
         let status = view
+            .stored
             .target
             .as_ref()
             .and_then(|target| target.status.clone());
@@ -244,6 +249,7 @@ impl Shown {
                 .filter_map(said)
                 .collect(),
             copies: view
+                .stored
                 .replicas
                 .iter()
                 .map(|each| Copy::of(each, view, volume, &status.replicas))
@@ -251,7 +257,7 @@ impl Shown {
             hold: held(view)
                 .map(|held| held.hold)
                 .or_else(|| volume.status.as_ref()?.hold.clone())
-                .or_else(|| full_pools(view, volume)),
+                .or_else(|| full_pools(&view.stored, volume)),
             degraded: degraded(view, now),
             scrub: status.scrub,
             warnings: warnings(view, volume, pools),
@@ -362,7 +368,7 @@ impl Copy {
     fn of(replica: &Replica, view: &View, volume: &Volume, all: &[ReplicaSeen]) -> Copy {
         let id = replica.identity();
         let seen = all.iter().find(|each| each.id == id);
-        let now_seen = redundancy::seen(view, replica);
+        let now_seen = redundancy::seen(&view.stored, replica);
         let status = replica.status.clone().unwrap_or_default();
         let is_full = seen.is_some_and(|seen| seen.full);
         let leaves = replica.metadata.deletion_timestamp.is_some();

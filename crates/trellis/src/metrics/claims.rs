@@ -24,7 +24,9 @@ pub fn views(world: &World) -> Vec<View> {
         .iter()
         .filter_map(|claim| Some(View::gather(world, &volume_name(claim)?)));
     views
-        .filter(|view| view.volume.is_some() || view.class.as_deref().is_none_or(Class::is_ours))
+        .filter(|view| {
+            view.stored.volume.is_some() || view.class.as_deref().is_none_or(Class::is_ours)
+        })
         .collect()
 }
 
@@ -62,10 +64,13 @@ pub fn ladders(views: &[View]) -> Vec<Family> {
             labels.iter().cloned().chain(more).collect::<Labels>()
         };
         for (rung, size) in smallest(view) {
-            rungs.put(and(&[&view.key, rung.name()]), Value::Whole(size.get()));
+            rungs.put(
+                and(&[&view.stored.key, rung.name()]),
+                Value::Whole(size.get()),
+            );
         }
-        if view.volume.is_some() {
-            goals.put(and(&[&view.key]), Value::Whole(goal(view).get()));
+        if view.stored.volume.is_some() {
+            goals.put(and(&[&view.stored.key]), Value::Whole(goal(view).get()));
         }
         if let Some(held) = held(view) {
             holds.put(and(&[held.hold.reason.code()]), Value::Whole(1));
@@ -253,11 +258,11 @@ mod tests {
     #[test]
     fn of_several_copies_the_smallest_counts() {
         let mut view = samples::mounted(2, 2);
-        let mut second = (*view.replicas[0]).clone();
+        let mut second = (*view.stored.replicas[0]).clone();
         if let Some(status) = &mut second.status {
             status.capacity = Some(Bytes::gib(1));
         }
-        view.replicas.push(std::sync::Arc::new(second));
+        view.stored.replicas.push(std::sync::Arc::new(second));
         assert_eq!(smallest(&view).get(&Rung::Replica), Some(&Bytes::gib(1)));
     }
 

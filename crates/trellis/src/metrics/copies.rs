@@ -72,6 +72,7 @@ pub fn families(volumes: &[Served], repaired: &Repaired) -> Vec<Family> {
     let mut all = Copies::new();
     let of = |each: &Served| {
         each.view
+            .stored
             .replicas
             .iter()
             .map(|each| each.identity())
@@ -82,7 +83,7 @@ pub fn families(volumes: &[Served], repaired: &Repaired) -> Vec<Family> {
         let Some(mut labels) = labels_of(&volume.view) else {
             continue;
         };
-        labels.push(volume.view.key.clone());
+        labels.push(volume.view.stored.key.clone());
         all.put_volume(&labels, volume);
         if let Some(target) = &volume.target {
             all.put_copies(&labels, volume, target, repaired);
@@ -196,7 +197,12 @@ impl Copies {
             let is_in_sync = |each: &&ReplicaSeen| each.state == ReplicaState::InSync;
             target.replicas.iter().filter(is_in_sync).count()
         });
-        let spec = volume.view.volume.as_ref().map(|volume| &volume.spec);
+        let spec = volume
+            .view
+            .stored
+            .volume
+            .as_ref()
+            .map(|volume| &volume.spec);
         let mut put = |which: &str, count: Option<u64>| {
             if let Some(count) = count {
                 let labels = labels.iter().cloned().chain([which.to_owned()]);
@@ -222,7 +228,7 @@ impl Copies {
         repaired: &Repaired,
     ) {
         let done = repaired.count(&target.repairs_left);
-        for replica in &volume.view.replicas {
+        for replica in &volume.view.stored.replicas {
             let and = |more: &[&str]| {
                 let more = more.iter().map(|each| (*each).to_owned());
                 labels.iter().cloned().chain(more).collect::<Labels>()

@@ -99,16 +99,17 @@ impl Sources {
     /// Asks the targets of volumes with several copies.
     async fn ask_targets(&self, views: &[View]) -> Vec<Served> {
         let is_served = |view: &&View| {
-            view.volume
+            view.stored
+                .volume
                 .as_ref()
                 .is_some_and(|it| it.spec.is_behind_target())
         };
         let volumes = views.iter().filter(is_served).cloned();
         futures::stream::iter(volumes)
             .map(|view| async {
-                let (machine, volume) = (self.machine.clone(), view.key.clone());
+                let (machine, volume) = (self.machine.clone(), view.stored.key.clone());
                 let ask = move || machine.target_status(&volume);
-                let target = self.targets.measure(&view.key, ask).await.flatten();
+                let target = self.targets.measure(&view.stored.key, ask).await.flatten();
                 Served { view, target }
             })
             .buffer_unordered(TARGETS_AT_ONCE)

@@ -12,14 +12,14 @@ use trellis_api::kinds::{Pool, Replica};
 use super::{Fate, Node, ReplicaJob, ReplicatedJob, TargetJob};
 use crate::disks;
 use crate::node::machine::{ReplicaPlace, ScrubWish, TargetPlace};
-use crate::view::View;
+use crate::stored::StoredVolume;
 use crate::volume::copies::{staying, to_begin_with};
 use crate::volume::parts::{reservations, was_served};
 use crate::volume::recovery::is_recovered;
 
 /// Copies that are being deleted and whose pools are no longer known.
 pub(super) fn adrift(
-    view: &View,
+    view: &StoredVolume,
     node: &Node,
     pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
 ) -> Vec<Arc<Replica>> {
@@ -33,7 +33,7 @@ pub(super) fn adrift(
 
 /// The work for a volume of several copies.
 pub(super) fn replicated_job(
-    view: &View,
+    view: &StoredVolume,
     node: &Node,
     copies: Vec<ReplicaJob>,
     adrift: Vec<Arc<Replica>>,
@@ -82,7 +82,7 @@ pub(super) fn replicated_job(
 
 /// The work for one copy; none if its pool is not known.
 pub(super) fn replica_job(
-    view: &View,
+    view: &StoredVolume,
     object: &Arc<Replica>,
     pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
 ) -> Option<ReplicaJob> {
@@ -125,7 +125,7 @@ pub(super) fn replica_job(
 
 /// Whether the copy ever existed. Its status says so. If the status is lost, its identity does: it is recorded only
 /// after the copy was measured.
-fn was_measured(view: &View, object: &Replica) -> bool {
+fn was_measured(view: &StoredVolume, object: &Replica) -> bool {
     let status = object.status.as_ref();
     let is_named = if object.is_of_several() {
         !object.spec.replica_id.is_empty()
@@ -137,7 +137,7 @@ fn was_measured(view: &View, object: &Replica) -> bool {
 }
 
 /// What a copy should say about itself, so that its pool can be read without the store.
-fn about(view: &View, replica: &Replica) -> Option<About> {
+fn about(view: &StoredVolume, replica: &Replica) -> Option<About> {
     let volume = view.volume.as_ref()?;
     let spec = &volume.spec;
     let claim = spec.claim.as_ref();
@@ -152,7 +152,7 @@ fn about(view: &View, replica: &Replica) -> Option<About> {
         access_modes: spec.access_modes.clone(),
         pools: spec.pools.clone(),
         class: spec.class.clone(),
-        size: spec.capacity,
+        size: replica.spec.capacity,
         filesystem: spec.filesystem.map(|kind| kind.name().to_owned()),
         formatted: view.is_formatted(),
         replicated: spec.is_behind_target(),

@@ -13,14 +13,14 @@ use super::{lower_conditions, refused, status_write, without_finalizer};
 use crate::node::job::{Job, ReplicaJob, ReplicatedJob, TargetJob};
 use crate::node::machine::{CopyFound, TargetFound};
 use crate::node::work::Outcome;
-use crate::plan::{Note, claim_place};
-use crate::view::View;
+use crate::plan::Note;
+use crate::stored::StoredVolume;
 use crate::volume::redundancy;
 use crate::write::{Object, Place, Write};
 
 /// The statuses of the copies on this node and of the target, if it runs here.
 pub(super) fn writes(
-    view: &View,
+    view: &StoredVolume,
     job: &Job,
     replicated: &ReplicatedJob,
     outcome: &Outcome,
@@ -64,11 +64,11 @@ pub(super) fn writes(
 }
 
 /// Blocks of copies that did not match their checksums and were not reported yet, for the claim.
-pub(super) fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
+pub(super) fn rot_note(view: &StoredVolume, outcome: &Outcome) -> Option<Note> {
     let Some(Ok(found)) = &outcome.target else {
         return None;
     };
-    let claim = view.claim.as_ref()?;
+    let claim = view.volume.as_ref()?.spec.claim.as_ref()?;
     let status = view
         .target
         .as_ref()
@@ -91,17 +91,14 @@ pub(super) fn rot_note(view: &View, outcome: &Outcome) -> Option<Note> {
         (more > 0).then(|| format!("{more} blocks of the copy on pool {pool}"))
     });
     let news: Vec<String> = news.collect();
-    (!news.is_empty()).then(|| Note {
-        about: claim_place(claim),
-        uid: claim.uid(),
-        warning: true,
-        reason: "BlocksRotten",
-        message: format!(
+    (!news.is_empty()).then(|| {
+        let message = format!(
             "{} did not match their sums. They are not shown, and are mended from another copy. If it goes on, the \
              disk is bad: trellis volume replace {} POOL.",
             news.join(" and "),
-            claim.name_any()
-        ),
+            claim.name
+        );
+        Note::warning(claim, "BlocksRotten", message)
     })
 }
 
@@ -178,7 +175,7 @@ fn keeps_small(copy: &ReplicaJob, outcome: &Outcome) -> Option<Hold> {
 
 /// Which copies have not reached the size that the volume has, in a sentence that follows another one; nothing if all
 /// have.
-pub(super) fn behind(view: &View, outcome: &Outcome, size: Bytes) -> String {
+pub(super) fn behind(view: &StoredVolume, outcome: &Outcome, size: Bytes) -> String {
     match &outcome.target {
         Some(Ok(found)) => redundancy::behind_sentence(view, &found.replicas, size),
         _ => String::new(),

@@ -5,42 +5,39 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use trellis_api::kinds::conditions::Says;
 use trellis_api::{Bytes, Hold};
 
-use crate::claim::status;
-use crate::view::View;
+use crate::stored::StoredVolume;
 
 /// What is asked of the layers of a volume.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     /// When the growth to the present goal began.
     began: Option<MicroTime>,
-    /// A growth that cannot be granted now, so that no goal below the claim was raised.
+    /// A growth that cannot be granted now, so that no goal below the volume was raised.
     refused: Option<Refused>,
 }
 
 #[derive(Clone, Debug)]
 struct Refused {
-    reason: String,
+    reason: &'static str,
     message: String,
-    since: Option<MicroTime>,
 }
 
 impl Asked {
-    /// What is asked of the layers of the volume in `view`.
-    pub fn of(view: &View) -> Asked {
-        let volume = view.volume.as_ref();
-        let growth = volume.and_then(|volume| volume.spec.growth.as_ref());
-        let goal = volume.map(|volume| volume.spec.capacity);
-        let claim = view.claim.as_deref();
-        let is_more = |size: Option<Bytes>| size.is_some_and(|size| Some(size) > goal);
-        let wants_more = claim.is_some_and(|claim| is_more(status::allocated(claim)));
-        let refusal = claim.filter(|_| wants_more).and_then(status::refusal);
+    /// What is asked of the layers of a volume.
+    pub fn of(stored: &StoredVolume) -> Asked {
+        let Some(volume) = stored.volume.as_ref() else {
+            return Asked::default();
+        };
+        let began = volume.spec.growth.as_ref().map(|growth| growth.at.clone());
+        let is_refused = stored.granted() < Some(volume.spec.capacity);
+        let status = volume.status.as_ref().filter(|_| is_refused);
+        let hold = status.and_then(|status| status.hold.clone());
         Asked {
-            began: growth.map(|growth| growth.at.clone()),
-            refused: refusal.map(|said| Refused {
-                reason: said.reason.clone().unwrap_or_default(),
-                message: said.message.clone().unwrap_or_default(),
-                since: said.last_transition_time.as_ref().map(|at| MicroTime(at.0)),
+            refused: hold.map(|hold| Refused {
+                reason: hold.reason.code(),
+                message: hold.message,
             }),
+            began,
         }
     }
 
@@ -53,9 +50,9 @@ impl Asked {
             return Says {
                 kind,
                 is_true: true,
-                reason: &refused.reason,
+                reason: refused.reason,
                 message: &refused.message,
-                began: refused.since.as_ref(),
+                began,
             };
         }
         let (reason, message) = match hold.filter(|_| is_true) {

@@ -131,11 +131,11 @@ fn copies(view: &View, rooms: &dyn Rooms, to: Bytes) -> Vec<Layer> {
                 .then(|| "every byte is allocated at once".to_owned()),
         }
     };
-    view.replicas.iter().map(copy).collect()
+    view.stored.replicas.iter().map(copy).collect()
 }
 
 fn served(view: &View, to: Bytes) -> Option<Layer> {
-    let target = view.target.as_ref()?;
+    let target = view.stored.target.as_ref()?;
     Some(Layer {
         layer: "volume".to_owned(),
         from: target.status.as_ref().and_then(|status| status.capacity),
@@ -148,12 +148,13 @@ fn served(view: &View, to: Bytes) -> Option<Layer> {
 /// The layers where the volume is used, or what happens to the filesystem if it is not used.
 fn uses(view: &View, to: Bytes) -> Vec<Layer> {
     let filesystem = view
+        .stored
         .volume
         .as_ref()
         .and_then(|volume| volume.spec.filesystem);
     let mut layers = Vec::new();
     let mut nodes: Vec<&str> = Vec::new();
-    for each in &view.attachments {
+    for each in &view.stored.attachments {
         let node = each.spec.node.as_str();
         let status = each.status.as_ref();
         let rungs = status
@@ -164,6 +165,7 @@ fn uses(view: &View, to: Bytes) -> Vec<Layer> {
         }
         nodes.push(node);
         let here = view
+            .stored
             .attachments
             .iter()
             .filter(|other| other.spec.node == node);
@@ -213,6 +215,7 @@ fn online(kind: FilesystemKind, node: &str) -> String {
 /// errors, which its node finds out then. One that is not made yet is made at the full size.
 fn idle(view: &View, kind: FilesystemKind, to: Bytes) -> Layer {
     let found = view
+        .stored
         .replicas
         .iter()
         .find_map(|each| each.status.as_ref()?.content.as_ref()?.size);
@@ -236,7 +239,12 @@ mod tests {
     use trellis_api::kinds::{AtPath, Consumer};
 
     fn judged(view: &View, pool: Bytes, to: u64) -> Forecast {
-        let replicas: Vec<Replica> = view.replicas.iter().map(|each| (**each).clone()).collect();
+        let replicas: Vec<Replica> = view
+            .stored
+            .replicas
+            .iter()
+            .map(|each| (**each).clone())
+            .collect();
         Forecast::new(
             view,
             vec![samples::pool(pool, 100)],
@@ -280,7 +288,7 @@ mod tests {
     #[test]
     fn a_read_only_mount_would_be_held() {
         let mut view = samples::mounted(2, 2);
-        for attachment in &mut view.attachments {
+        for attachment in &mut view.stored.attachments {
             Arc::make_mut(attachment).spec.consumer = Consumer::Mount(AtPath {
                 path: "/mnt/data".to_owned(),
                 read_only: true,

@@ -39,6 +39,12 @@ pub struct Follow {
     updates: BoxStream<'static, Update>,
 }
 
+/// Whether an attachment uses a claim, given by its name and its volume.
+fn is_use(attachment: &Attachment, (claim, volume): &(String, String)) -> bool {
+    let names_it = attachment.spec.claim_name.as_ref() == Some(claim);
+    attachment.volume().map_or(names_it, |of| of == volume)
+}
+
 /// A claim that has its size.
 pub struct Reached {
     /// When the claim was seen to report it.
@@ -65,9 +71,11 @@ impl Follow {
             .unwrap_or_default();
         let named =
             |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let of_volume = watcher::Config::default().labels(&format!("{VOLUME_LABEL}={}", view.key));
+        let of_volume =
+            watcher::Config::default().labels(&format!("{VOLUME_LABEL}={}", view.stored.key));
         let namespace = &service.namespace;
-        let (own, gone) = (claim.clone(), claim.clone());
+        let key = view.stored.key.clone();
+        let (own, gone) = ((claim.clone(), key.clone()), (claim.clone(), key));
         let updates: [BoxStream<'static, Update>; KINDS] = [
             follow(
                 Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace),
@@ -77,33 +85,33 @@ impl Follow {
             ),
             follow(
                 Api::<Volume>::all(client.clone()),
-                named(&view.key),
-                |view, volume| view.volume = Some(Arc::new(volume)),
-                |view, _| view.volume = None,
+                named(&view.stored.key),
+                |view, volume| view.stored.volume = Some(Arc::new(volume)),
+                |view, _| view.stored.volume = None,
             ),
             follow(
                 Api::<Target>::all(client.clone()),
-                named(&view.key),
-                |view, target| view.target = Some(Arc::new(target)),
-                |view, _| view.target = None,
+                named(&view.stored.key),
+                |view, target| view.stored.target = Some(Arc::new(target)),
+                |view, _| view.stored.target = None,
             ),
             follow(
                 Api::<Replica>::all(client.clone()),
                 of_volume,
-                |view, replica| put(&mut view.replicas, replica),
-                |view, replica| remove(&mut view.replicas, &replica),
+                |view, replica| put(&mut view.stored.replicas, replica),
+                |view, replica| remove(&mut view.stored.replicas, &replica),
             ),
             follow(
                 Api::<Attachment>::namespaced(client.clone(), namespace),
                 watcher::Config::default(),
                 move |view, each: Attachment| {
-                    if each.spec.claim_name == own {
-                        put(&mut view.attachments, each);
+                    if is_use(&each, &own) {
+                        put(&mut view.stored.attachments, each);
                     }
                 },
                 move |view, each| {
-                    if each.spec.claim_name == gone {
-                        remove(&mut view.attachments, &each);
+                    if is_use(&each, &gone) {
+                        remove(&mut view.stored.attachments, &each);
                     }
                 },
             ),

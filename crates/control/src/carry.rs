@@ -1,58 +1,13 @@
-//! Carries out plans: looks, plans under the ledger's lock, writes.
+//! Carries out plans: plans under the ledger's lock, and settles its promises by what became of the writes.
 
-use std::sync::Arc;
-
-use kube::Client;
 use trellis_api::{Bytes, step};
 
-use super::plan::plan;
 use crate::ledger::Open;
-use crate::plan::{Note, Plan};
-use crate::queue::{Queue, Run};
-use crate::record::Recorder;
-use crate::view::{View, now};
-use crate::volume::rooms::Pools;
+use crate::plan::Plan;
+use crate::queue::Run;
+use crate::volume::rooms::{Pools, Rooms};
 use crate::world::World;
-use crate::write::{Object, Write, Written, send};
-
-/// Works on the volumes that `queue` names, for ever.
-pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Recorder) {
-    loop {
-        let key = queue.next().await;
-        let run = reconcile(&world, &client, &recorder, &key).await;
-        queue.finish(&key, run);
-    }
-}
-
-async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
-    tracing::trace!(volume = key, "planning");
-    let view = View::gather(world, key);
-    let mut decided = decide(world, &view);
-    let notes = std::mem::take(&mut decided.plan.notes);
-    for note in notes {
-        tell_pods(world, recorder, &note);
-        recorder.note(note);
-    }
-    if let Some(pause) = decided.plan.look_again_after {
-        world.plans.push_later(key, pause);
-    }
-    if decided.plan.writes.is_empty() {
-        return Run::Done;
-    }
-    let written = send(client, &decided.plan.writes).await;
-    conclude(world, key, &decided, &written)
-}
-
-/// A pod that uses a claim is told what is wrong with it.
-fn tell_pods(world: &World, recorder: &Recorder, note: &Note) {
-    let about = &note.about;
-    if !note.warning || about.object != Object::Claim {
-        return;
-    }
-    for pod in world.pods_using(&about.namespace, &about.name) {
-        recorder.note(note.to_pod(&pod));
-    }
-}
+use crate::write::{Object, Write, Written};
 
 /// What the answers of the store mean for the promises, for the named step and for the next try.
 pub(crate) fn conclude(world: &World, key: &str, decided: &Decided, written: &[Written]) -> Run {
@@ -114,19 +69,19 @@ pub(crate) struct Decided {
 }
 
 /// Plans with the ledger locked, so that the same room cannot be promised to another meanwhile.
-pub(crate) fn decide(world: &World, view: &View) -> Decided {
+pub(crate) fn decide(world: &World, key: &str, plan: impl FnOnce(&dyn Rooms) -> Plan) -> Decided {
     let mut ledger = world.ledger.open();
     let pools = Pools {
         pools: world.pools.all(),
         ledger: &ledger,
     };
-    let plan = plan(view, &pools, &now());
+    let plan = plan(&pools);
     let promises = plan.promises.iter();
     let before = promises
         .map(|each| ledger.promise(&each.replica, &each.pool, each.size))
         .collect();
     if plan.waits_for_room {
-        ledger.wait(&view.key);
+        ledger.wait(key);
     }
     Decided { plan, before }
 }

@@ -1,0 +1,231 @@
+//! The embedded home plans claims and volumes together, so that what belongs together shares a flush.
+//!
+//! The rooms stay as they are in a cluster: the claim room turns a claim into the volume that it wants, the volume room
+//! decides what becomes of such a volume, and the claim room tells the claim. In a cluster the store lies between them.
+//! Here one look passes through all three, as if each had already seen what the one before is about to write:
+//!
+//! ```text
+//!   claim ── wish ──► volume as it will be wanted ── volume::plan ──► goals, copies, status
+//!   claim ◄─ report ─ volume as it will stand     ◄───────────────────┘
+//! ```
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+use trellis_api::kinds::Volume;
+
+use crate::carry::{self, Decided};
+use crate::claim::provision::{self, Begin};
+use crate::claim::{grow, reclaim};
+use crate::plan::{Note, Plan};
+use crate::queue::{Queue, Run};
+use crate::record::Recorder;
+use crate::stored::now;
+use crate::view::View;
+use crate::volume::history;
+use crate::volume::plan::{Planned, first_promises, place_copies, plan as plan_volume};
+use crate::volume::rooms::Rooms;
+use crate::world::World;
+use crate::write::{Manager, Object, Place, Write, send};
+
+/// Works on the volumes that `queue` names, for ever.
+pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Recorder) {
+    loop {
+        let key = queue.next().await;
+        let run = reconcile(&world, &client, &recorder, &key).await;
+        queue.finish(&key, run);
+    }
+}
+
+async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
+    tracing::trace!(volume = key, "planning");
+    let view = View::gather(world, key);
+    let mut decided = decide(world, &view);
+    let notes = std::mem::take(&mut decided.plan.notes);
+    for note in notes {
+        tell_pods(world, recorder, &note);
+        recorder.note(note);
+    }
+    if let Some(pause) = decided.plan.look_again_after {
+        world.plans.push_later(key, pause);
+    }
+    if decided.plan.writes.is_empty() {
+        return Run::Done;
+    }
+    let written = send(client, manager_of, &decided.plan.writes).await;
+    carry::conclude(world, key, &decided, &written)
+}
+
+/// Which room a write comes from. Both write what a volume should be: the claim room what is wanted, the volume room
+/// where its copies are and who it is.
+fn manager_of(write: &Write) -> Manager {
+    let of_volume_room = |body: &Value| {
+        let decided = ["placement", "volumeId"];
+        let is_decision = decided.iter().any(|field| !body["spec"][field].is_null());
+        is_decision || !body["metadata"]["finalizers"].is_null()
+    };
+    match (write.place().object, write) {
+        (Object::Target | Object::Replica, _) => Manager::Volumes,
+        (Object::Volume, Write::PatchStatus(..)) => Manager::Volumes,
+        (Object::Volume, Write::Patch(_, body)) if of_volume_room(body) => Manager::Volumes,
+        _ => Manager::Claims,
+    }
+}
+
+/// Plans with the ledger locked.
+pub(crate) fn decide(world: &World, view: &View) -> Decided {
+    carry::decide(world, &view.stored.key, |rooms| plan(view, rooms, &now()))
+}
+
+/// A pod that uses a claim is told what is wrong with it.
+fn tell_pods(world: &World, recorder: &Recorder, note: &Note) {
+    let about = &note.about;
+    if !note.warning || about.object != Object::Claim {
+        return;
+    }
+    for pod in world.pods_using(&about.namespace, &about.name) {
+        recorder.note(note.to_pod(&pod));
+    }
+}
+
+/// The next writes for the claim and the volume in `view`.
+pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
+    let stored = &view.stored;
+    match (&view.claim, &stored.volume) {
+        (Some(claim), volume) if claim.metadata.deletion_timestamp.is_some() => {
+            let plan = reclaim::release_claim(view, claim);
+            match volume {
+                Some(volume) if plan.writes.is_empty() => {
+                    joined(plan_volume(stored, volume, rooms, now).plan, plan)
+                }
+                _ => plan,
+            }
+        }
+        (Some(claim), None) => match provision::begin(view, claim, now) {
+            Begin::Else(plan) => plan,
+            Begin::Want(volume) => make(claim, *volume, rooms, now),
+        },
+        (Some(claim), Some(volume)) => bound(view, claim, volume, rooms, now),
+        (None, volume) => {
+            let plan = reclaim::reclaim(view);
+            match volume {
+                Some(volume) if plan.writes.is_empty() => {
+                    plan_volume(stored, volume, rooms, now).plan
+                }
+                _ => plan,
+            }
+        }
+    }
+}
+
+/// Makes the volume that a claim wants, with places for its copies, or tells the claim why there are none.
+fn make(
+    claim: &PersistentVolumeClaim,
+    mut volume: Volume,
+    rooms: &dyn Rooms,
+    now: &MicroTime,
+) -> Plan {
+    let name = volume.name_any();
+    match place_copies(&name, &volume.spec, rooms) {
+        Ok(places) => {
+            let promises = first_promises(&name, &volume.spec, &places);
+            volume.spec.placement = places;
+            provision::make_volume(claim, &volume, promises)
+        }
+        Err(hold) => provision::unplaced(claim, &hold, now),
+    }
+}
+
+/// A claim with its volume.
+fn bound(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    rooms: &dyn Rooms,
+    now: &MicroTime,
+) -> Plan {
+    let stored = &view.stored;
+    let wish = match grow::wish(claim, volume, stored.committed(), now) {
+        Ok(wish) => wish.filter(|_| stored.served().is_some()),
+        Err(hold) => {
+            let of_volume = plan_volume(stored, volume, rooms, now).plan;
+            return joined(of_volume, grow::refuse(claim, volume, &hold, now));
+        }
+    };
+    let Some(wish) = wish else {
+        let planned = plan_volume(stored, volume, rooms, now);
+        return told(view, claim, volume, planned, now);
+    };
+    if let Some(plan) = history::before_change(stored, volume, wish.size, now) {
+        return plan;
+    }
+    let wanted = wish.of(volume);
+    let mut planned = plan_volume(stored, &wanted, rooms, now);
+    // The wish outdates the version of the volume that anything else would be written to.
+    let of_volume = Place::named(Object::Volume, &stored.key);
+    planned
+        .plan
+        .writes
+        .retain(|write| write.place() != &of_volume);
+    let granted = planned.status.as_ref().and_then(|status| status.granted);
+    let mut plan = told(view, claim, &wanted, planned, now);
+    if wish.growth.is_none() || granted >= Some(wish.size) {
+        plan.notes.insert(0, wish.note(claim, volume));
+    }
+    plan.writes.insert(0, wish.write(volume));
+    plan
+}
+
+/// What the volume needs, with what its claim says then.
+fn told(
+    view: &View,
+    claim: &PersistentVolumeClaim,
+    volume: &Volume,
+    planned: Planned,
+    now: &MicroTime,
+) -> Plan {
+    let mut plan = planned.plan;
+    let Some(status) = planned.status else {
+        return plan;
+    };
+    let Some(served) = status.capacity else {
+        return plan;
+    };
+    if let Some(binding) = provision::complete(view, claim, volume, served) {
+        return joined(plan, binding);
+    }
+    plan = joined(plan, grow::report(view, claim, volume, &status, now));
+    plan.writes.extend(grow::mount_options(view, volume));
+    plan.writes.extend(name_volume(view));
+    plan
+}
+
+/// Uses that name a bound claim get its volume, as the claim itself did.
+fn name_volume(view: &View) -> impl Iterator<Item = Write> {
+    let waiting = view.waiting.iter();
+    let waiting = waiting.filter(|each| each.metadata.deletion_timestamp.is_none());
+    waiting.map(|each| {
+        let namespace = each.namespace().unwrap_or_default();
+        let place = Place::within(Object::Attachment, namespace, each.name_any());
+        let body = json!({
+            "metadata": { "resourceVersion": each.resource_version() },
+            "spec": { "volume": view.stored.key },
+        });
+        Write::Patch(place, body)
+    })
+}
+
+/// One plan that does both. A step of the claim is the later one.
+fn joined(one: Plan, other: Plan) -> Plan {
+    Plan {
+        writes: [one.writes, other.writes].concat(),
+        promises: [one.promises, other.promises].concat(),
+        notes: [one.notes, other.notes].concat(),
+        step: other.step.or(one.step),
+        waits_for_room: one.waits_for_room || other.waits_for_room,
+        look_again_after: one.look_again_after.or(other.look_again_after),
+    }
+}

@@ -22,7 +22,9 @@ use common::{Process, check, fill, verify};
 use fuse::{Aligned, FileBacking, Place, open_direct, pattern};
 use trellis_api::Bytes;
 use trellis_node::filesystem::FilesystemKind;
-use trellis_node::fuse::{Backing, Kept, Negotiated, Options, Server, abort, dismantle, standing};
+use trellis_node::fuse::{
+    Backing, BackingError, Kept, Negotiated, Options, Server, abort, dismantle, standing,
+};
 use trellis_node::sys::fdpass;
 use trellis_node::{Error, volume};
 
@@ -315,6 +317,45 @@ fn a_server_that_leaves_has_nothing_under_way() {
     }
     writers.go_on(50);
     writers.verify(&place.data());
+    server.unmount().unwrap();
+}
+
+#[test]
+fn what_was_not_ready_when_a_server_left_is_served_by_the_next() {
+    // Fails if a write that waits for its volume is lost, or is written with other bytes, when its server leaves without
+    // having answered it.
+    const WRITE_BYTES: usize = 64 << 10;
+    const WRITES: u64 = 24;
+    let place = Place::new(Bytes::mib(16));
+    let first = FileBacking::prompt(&place.data());
+    let server = place.serve(&first);
+    first.refuse(Some(BackingError::NotReady));
+    let written = |writer: u64| pattern(writer, WRITE_BYTES);
+    let at = |writer: u64| writer * u64::try_from(WRITE_BYTES).unwrap();
+    let writers: Vec<_> = (0..WRITES)
+        .map(|writer| {
+            let file = open_direct(&place.file());
+            thread::spawn(move || {
+                let mut room = Aligned::new(WRITE_BYTES);
+                room.bytes().copy_from_slice(&written(writer));
+                file.write_all_at(room.bytes(), at(writer)).unwrap();
+            })
+        })
+        .collect();
+    common::eventually("all of them wait", || {
+        first.writes.load(Ordering::SeqCst) >= WRITES
+    });
+    let kept = Kept::of(&server).unwrap();
+    assert!(!server.leave(Duration::ZERO), "something was answered");
+    let backing: Arc<dyn Backing> = FileBacking::prompt(&place.data());
+    let mount_point = place.mount_point();
+    let mut server = Server::resume(kept, &mount_point, backing, Options::default()).unwrap();
+    writers.into_iter().for_each(|each| each.join().unwrap());
+    let data = fs::read(place.data()).unwrap();
+    for writer in 0..WRITES {
+        let start = usize::try_from(at(writer)).unwrap();
+        assert!(data[start..start + WRITE_BYTES] == written(writer));
+    }
     server.unmount().unwrap();
 }
 

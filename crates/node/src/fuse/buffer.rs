@@ -27,18 +27,16 @@ const _: () = assert!(DATA_BYTES_MAX == 1 << REQUEST_BYTES_MAX.trailing_zeros())
 const REQUEST_ROOM_BYTES: usize = PAGE_BYTES + WRITE_HEAD_BYTES + DATA_BYTES_MAX;
 /// One room serves many small writes.
 pub(super) const ROOM_BYTES: usize = 2 * REQUEST_ROOM_BYTES.next_multiple_of(PAGE_BYTES);
-/// How many full rooms are kept for reuse, until nobody has a part of them any more.
-const FULL_ROOMS_MAX: usize = 1;
 /// The pause when too many requests are under way for another one.
 const CROWD_PAUSE: Duration = Duration::from_millis(1);
 
 /// The buffer for requests. A write's data is handed out as a part of it. The space behind is used for the next
-/// requests, and the whole again when nobody has a part of it any more.
+/// requests, and the whole again as soon as nobody has a part of it: what was used last is still in the processor's
+/// cache.
 pub(super) struct RequestBuffer {
     journal: Arc<Journal>,
     /// The room, and where it is in the journal.
     room: (Room, u64),
-    full: Vec<(Room, u64)>,
     /// The entry for the request that is read next, or was read last.
     entry: Option<Entry>,
     request_bytes: usize,
@@ -49,7 +47,6 @@ impl RequestBuffer {
         Ok(RequestBuffer {
             room: journal.room()?,
             journal: Arc::clone(journal),
-            full: Vec::new(),
             entry: None,
             request_bytes: 0,
         })
@@ -64,16 +61,9 @@ impl RequestBuffer {
         };
         self.entry = Some(entry);
         let (room, _) = &mut self.room;
-        if room.free().len() < REQUEST_ROOM_BYTES && !room.start_over() {
-            let next = match self.full.iter_mut().position(|(room, _)| room.start_over()) {
-                Some(index) => self.full.swap_remove(index),
-                None => self.journal.room()?,
-            };
-            let full = std::mem::replace(&mut self.room, next);
-            // One that is not kept lives as long as the last part of it.
-            if self.full.len() < FULL_ROOMS_MAX {
-                self.full.push(full);
-            }
+        if !room.start_over() && room.free().len() < REQUEST_ROOM_BYTES {
+            let next = self.journal.room()?;
+            self.journal.keep(std::mem::replace(&mut self.room, next));
         }
         // So that the data of a write lies on a page's boundary, as direct I/O further down likes it.
         let (room, place) = &mut self.room;

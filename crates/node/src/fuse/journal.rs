@@ -95,16 +95,29 @@ pub(super) enum Left {
 
 /// The requests of one connection.
 pub(super) struct Journal {
-    file: Arc<MemoryFile>,
-    words: Words,
+    shared: Arc<Shared>,
     free: Mutex<Vec<Entry>>,
-    rooms: Arc<Mutex<Rooms>>,
 }
+
+/// What a room needs to know when it is unmapped.
+struct Shared {
+    file: MemoryFile,
+    words: Words,
+    rooms: Mutex<Rooms>,
+}
+
+/// How many rooms stay mapped when they are full, to be used again. To map one takes longer than to read two requests
+/// of a MiB. This is enough for what a loop device with a few large requests has under way. It is given back when
+/// nothing is asked for a while ([`Journal::give_back`]).
+const KEPT_ROOMS_MAX: usize = 8;
 
 /// Which rooms are there.
 #[derive(Default)]
 struct Rooms {
+    /// Those that are not mapped.
     unused: Vec<u64>,
+    /// Full ones with their places, which can be used again when nobody looks at them any more.
+    full: Vec<(Room, u64)>,
     ever: u64,
 }
 
@@ -126,7 +139,7 @@ impl Journal {
         let file = MemoryFile::new("trellis-requests")?;
         file.extend(wide(TABLE_BYTES))?;
         let journal = Journal::on(file)?;
-        if let Some(form) = journal.words.all().first() {
+        if let Some(form) = journal.shared.words.all().first() {
             form.store(FORM, Ordering::Release);
         }
         *lock(&journal.free) = (1..ENTRIES).rev().map(Entry).collect();
@@ -134,11 +147,14 @@ impl Journal {
     }
 
     fn on(file: MemoryFile) -> Result<Journal> {
-        Ok(Journal {
+        let shared = Shared {
             words: Words::new(Memory::map(&file, 0, TABLE_BYTES)?),
-            file: Arc::new(file),
+            file,
+            rooms: Mutex::default(),
+        };
+        Ok(Journal {
+            shared: Arc::new(shared),
             free: Mutex::default(),
-            rooms: Arc::default(),
         })
     }
 
@@ -146,15 +162,19 @@ impl Journal {
     /// taken.
     pub(super) fn resume(file: MemoryFile) -> Result<(Journal, Vec<Left>)> {
         let journal = Journal::on(file)?;
-        let form = journal.words.all().first();
+        let form = journal.shared.words.all().first();
         if form.is_none_or(|form| form.load(Ordering::Acquire) != FORM) {
             return Err(Errno::INVAL);
         }
-        let length = journal.file.length()?.saturating_sub(wide(TABLE_BYTES));
+        let length = journal
+            .shared
+            .file
+            .length()?
+            .saturating_sub(wide(TABLE_BYTES));
         let rooms = length / wide(ROOM_BYTES);
         let mut mapped: Vec<Option<Arc<Memory>>> = Vec::new();
         mapped.resize_with(usize::try_from(rooms).map_err(|_| Errno::INVAL)?, || None);
-        lock(&journal.rooms).ever = rooms;
+        lock(&journal.shared.rooms).ever = rooms;
         let mut left = Vec::new();
         for entry in (1..ENTRIES).map(Entry) {
             match journal.left(entry, &mut mapped)? {
@@ -166,8 +186,9 @@ impl Journal {
         let unused = (0..rooms)
             .zip(&mapped)
             .filter(|(_, memory)| memory.is_none());
-        let unused: Vec<u64> = unused.map(|(room, _)| room).collect();
-        lock(&journal.rooms).unused.extend(unused);
+        for (room, _) in unused {
+            journal.shared.give_back(room);
+        }
         left.sort_by_key(|(unique, _)| *unique);
         Ok((journal, left.into_iter().map(|(_, left)| left).collect()))
     }
@@ -238,25 +259,34 @@ impl Journal {
 
     /// Maps a room, which can be used by others again when nobody looks at it any more.
     fn map(&self, room: u64) -> Result<Memory> {
-        let memory = Memory::map(&self.file, place_of(room), ROOM_BYTES)?;
-        let (file, rooms) = (Arc::clone(&self.file), Arc::clone(&self.rooms));
+        let memory = Memory::map(&self.shared.file, place_of(room), ROOM_BYTES)?;
+        // After the end of this journal, rooms are a successor's.
+        let shared = Arc::downgrade(&self.shared);
         Ok(memory.when_unmapped(move || {
-            if let Err(errno) = file.give_back(place_of(room), ROOM_BYTES) {
-                tracing::debug!(%errno, "memory of requests stays");
+            if let Some(shared) = shared.upgrade()
+                && !shared.is_needed(room)
+            {
+                shared.give_back(room);
             }
-            lock(&rooms).unused.push(room);
         }))
     }
 
     /// Room for requests, and where in the file it is.
     pub(super) fn room(&self) -> Result<(Room, u64)> {
         let room = {
-            let mut rooms = lock(&self.rooms);
+            let mut rooms = lock(&self.shared.rooms);
+            let again = rooms
+                .full
+                .iter_mut()
+                .position(|(room, _)| room.start_over());
+            if let Some(index) = again {
+                return Ok(rooms.full.remove(index));
+            }
             match rooms.unused.pop() {
                 Some(room) => room,
                 None => {
                     let next = rooms.ever;
-                    self.file.extend(place_of(next + 1))?;
+                    self.shared.file.extend(place_of(next + 1))?;
                     rooms.ever += 1;
                     next
                 }
@@ -265,9 +295,37 @@ impl Journal {
         Ok((Room::new(self.map(room)?), place_of(room)))
     }
 
+    /// Takes a full room back. It is used again when nobody looks at it any more.
+    pub(super) fn keep(&self, room: (Room, u64)) {
+        let mut rooms = lock(&self.shared.rooms);
+        if rooms.full.len() < KEPT_ROOMS_MAX {
+            rooms.full.push(room);
+        } else {
+            // It lives as long as the last part of it. Then it is unmapped, which takes the lock.
+            drop(rooms);
+            drop(room);
+        }
+    }
+
+    /// Whether full rooms are kept.
+    pub(super) fn keeps_rooms(&self) -> bool {
+        !lock(&self.shared.rooms).full.is_empty()
+    }
+
+    /// Gives the memory of the rooms back that are kept and that nobody looks at.
+    pub(super) fn give_back(&self) {
+        let unused: Vec<(Room, u64)> = {
+            let mut rooms = lock(&self.shared.rooms);
+            let is_unused = |(room, _): &mut (Room, u64)| room.start_over();
+            rooms.full.extract_if(.., is_unused).collect()
+        };
+        // To unmap them takes the lock.
+        drop(unused);
+    }
+
     /// The file, for the process that keeps it.
     pub(super) fn file(&self) -> &MemoryFile {
-        &self.file
+        &self.shared.file
     }
 
     /// An entry for the next request; none if too many are under way.
@@ -321,6 +379,22 @@ impl Journal {
     }
 
     fn of(&self, entry: Entry) -> &[AtomicU64] {
+        self.shared.of(entry)
+    }
+
+    fn load(&self, entry: Entry, word: usize) -> u64 {
+        self.shared.load(entry, word)
+    }
+
+    fn store(&self, entry: Entry, word: usize, value: u64) {
+        if let Some(word) = self.of(entry).get(word) {
+            word.store(value, Ordering::Release);
+        }
+    }
+}
+
+impl Shared {
+    fn of(&self, entry: Entry) -> &[AtomicU64] {
         let first = entry.0 * ENTRY_WORDS;
         let words = self.words.all().get(first..first + ENTRY_WORDS);
         words.unwrap_or_default()
@@ -331,10 +405,22 @@ impl Journal {
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    fn store(&self, entry: Entry, word: usize, value: u64) {
-        if let Some(word) = self.of(entry).get(word) {
-            word.store(value, Ordering::Release);
+    /// Whether a request stands in the room that was taken and never answered: whoever leaves forgets such requests,
+    /// and a successor serves them.
+    fn is_needed(&self, room: u64) -> bool {
+        let places = place_of(room)..place_of(room + 1);
+        let stands_there = |entry| {
+            self.load(entry, STATE) == state::IN_ROOM && places.contains(&self.load(entry, OFFSET))
+        };
+        (1..ENTRIES).map(Entry).any(stands_there)
+    }
+
+    /// Gives the memory of a room back, which can then be used again.
+    fn give_back(&self, room: u64) {
+        if let Err(errno) = self.file.give_back(place_of(room), ROOM_BYTES) {
+            tracing::debug!(%errno, "memory of requests stays");
         }
+        lock(&self.rooms).unused.push(room);
     }
 }
 
@@ -436,6 +522,63 @@ mod tests {
         }
         let (_, left) = next(&after);
         assert!(left.is_empty());
+    }
+
+    // Fails if the bytes of a request go with whoever has left without answering it.
+    #[test]
+    fn a_request_that_was_given_up_stands_where_it_was_taken() {
+        let journal = Journal::new().unwrap();
+        let (mut room, place) = journal.room().unwrap();
+        let entry = journal.begin().unwrap();
+        room.free_mut()[..4].copy_from_slice(b"data");
+        journal.reading(entry, place);
+        journal.taken_in_room(entry, 12, 4);
+        drop(room.take(4));
+        drop(room);
+        // The place is not used for something else either.
+        assert_ne!(journal.room().unwrap().1, place);
+        let file = journal.file().as_fd().try_clone_to_owned().unwrap();
+        drop(journal);
+        let (_after, left) = Journal::resume(MemoryFile::of(file)).unwrap();
+        assert!(matches!(&left[..], [Left::Taken(_, request)] if request[..] == *b"data"));
+    }
+
+    // Fails if a full room is mapped anew although nobody looks at it any more, is used while somebody does, or keeps its
+    // memory when it is no longer needed.
+    #[test]
+    fn full_rooms_are_used_again_and_given_back() {
+        let journal = Journal::new().unwrap();
+        let (mut room, place) = journal.room().unwrap();
+        room.free_mut()[..4].copy_from_slice(b"data");
+        let data = room.take(4);
+        let start = data.as_ptr();
+        assert!(!journal.keeps_rooms());
+        journal.keep((room, place));
+        assert!(journal.keeps_rooms());
+        let (other, elsewhere) = journal.room().unwrap();
+        assert_ne!(elsewhere, place);
+        journal.give_back();
+        assert_eq!(&data[..], b"data");
+        drop(data);
+        let (mut room, again) = journal.room().unwrap();
+        assert_eq!((again, room.free().as_ptr()), (place, start));
+        assert!(!journal.keeps_rooms());
+        assert_eq!(room.take(4)[..], *b"data", "it was unmapped meanwhile");
+        journal.keep((room, place));
+        journal.keep((other, elsewhere));
+        journal.give_back();
+        assert!(!journal.keeps_rooms());
+        let (room, _) = journal.room().unwrap();
+        assert_eq!(room.free()[..4], [0; 4], "its memory was not given back");
+        // No more are kept than a few.
+        let many: Vec<_> = (0..=KEPT_ROOMS_MAX)
+            .map(|_| journal.room().unwrap())
+            .collect();
+        many.into_iter().for_each(|room| journal.keep(room));
+        assert_eq!(lock(&journal.shared.rooms).full.len(), KEPT_ROOMS_MAX);
+        let shared = Arc::downgrade(&journal.shared);
+        drop(journal);
+        assert!(shared.upgrade().is_none(), "kept rooms keep the journal");
     }
 
     // Fails if a result is told otherwise than it was noted.

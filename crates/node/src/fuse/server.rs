@@ -26,6 +26,9 @@ const IDLE_PAUSE: Duration = Duration::from_millis(1);
 /// The pause before memory is asked for again that was not there.
 const MEMORY_PAUSE: Duration = Duration::from_millis(100);
 
+/// After this time without a request, the memory that many of them needed is given back.
+const QUIET_TIME: Duration = Duration::from_secs(1);
+
 /// A volume that is mounted as a file, and served. Dropping it unmounts it, if nobody uses it. To leave the mount to a
 /// successor, call [`Server::leave`].
 pub struct Server {
@@ -254,8 +257,13 @@ fn serve(connection: &Arc<Connection>, stop: &Stop) {
         match buffer.read(&connection.device) {
             Ok(()) => connection.handle(&mut buffer),
             Err(Errno::AGAIN) => {
-                if let Err(errno) = waiter.wait() {
-                    return tracing::error!(%errno, "a reader cannot wait for requests");
+                let limit = connection.journal.keeps_rooms().then_some(QUIET_TIME);
+                match waiter.wait(limit) {
+                    Ok(true) => {}
+                    Ok(false) => connection.journal.give_back(),
+                    Err(errno) => {
+                        return tracing::error!(%errno, "a reader cannot wait for requests");
+                    }
                 }
             }
             // The request was taken back while it was being read.

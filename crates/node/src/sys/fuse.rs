@@ -155,14 +155,17 @@ impl Waiter {
         Ok(Waiter { set })
     }
 
-    /// Waits.
-    pub fn wait(&self) -> Result<()> {
+    /// Waits, for so long at most; answers whether something is there.
+    pub fn wait(&self, limit: Option<Duration>) -> Result<bool> {
+        let limit = limit.map(Timespec::try_from).transpose();
+        let limit = limit.map_err(|_| Errno::INVAL)?;
         let mut events = [epoll::Event {
             flags: EventFlags::empty(),
             data: EventData::new_u64(0),
         }; 2];
-        match epoll::wait(&self.set, &mut events[..], None) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+        match epoll::wait(&self.set, &mut events[..], limit.as_ref()) {
+            Ok(count) => Ok(count > 0),
+            Err(Errno::INTR) => Ok(true),
             Err(errno) => Err(errno),
         }
     }

@@ -31,6 +31,16 @@ steps! {
     FileWritten = "file-written",
     /// Small files: it has its name, durably.
     FileInPlace = "file-in-place",
+    /// Links: the home has an authority, in a file or a secret that nobody has seen yet.
+    AuthorityMade = "authority-made",
+    /// Links: everybody can read the authority's certificate.
+    AuthorityPublished = "authority-published",
+    /// Links: a node has asked for a certificate. Its key is in memory alone.
+    CertificateRequested = "certificate-requested",
+    /// Links: the certificate is signed and stored for the node to fetch.
+    CertificateSigned = "certificate-signed",
+    /// Links: the node has its certificate and its key in a file.
+    CertificateStored = "certificate-stored",
     /// Provisioning: the volume is stored, and with it the choice of its pool.
     VolumeWritten = "volume-written",
     /// Provisioning: the volume's target and replica are stored.
@@ -144,6 +154,18 @@ impl Step {
                 | Step::TargetRaised
                 | Step::TargetRetired
                 | Step::CopyRetired
+        )
+    }
+
+    /// Whether the step belongs to the credentials of a node. The first start takes them, and no claim waits for them.
+    pub const fn is_of_credentials(self) -> bool {
+        matches!(
+            self,
+            Step::AuthorityMade
+                | Step::AuthorityPublished
+                | Step::CertificateRequested
+                | Step::CertificateSigned
+                | Step::CertificateStored
         )
     }
 

@@ -11,6 +11,7 @@ pub mod disks;
 pub mod ledger;
 pub mod metrics;
 pub mod node;
+pub mod nodes;
 pub mod plan;
 pub mod pods;
 pub mod queue;

@@ -146,6 +146,9 @@ pub struct Up {
     /// Serve metrics for Prometheus at this address (plain HTTP, /metrics); port 0 takes a free one
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<std::net::SocketAddr>,
+    /// How long the certificates last that nodes prove themselves with to each other; renewed after two thirds
+    #[arg(long, value_name = "TIME", default_value = "2160h", value_parser = parse_duration)]
+    pub certificate_life: Duration,
 }
 
 /// `trellis down`

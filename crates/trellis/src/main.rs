@@ -5,6 +5,7 @@ mod cli;
 mod cmd;
 mod connect;
 mod crash;
+mod credentials;
 mod exit;
 mod incarnation;
 mod kernel;

@@ -12,12 +12,14 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use trellis_api::NodeName;
 use trellis_api::kinds::{Pool, Replica};
 use trellis_apiserver::pki::Pki;
-use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
+use trellis_apiserver::{EmbeddedApi, User, kubeconfig, listen};
 use trellis_control::bootstrap::{Defaults, bootstrap};
 use trellis_control::claim::finish::Claims;
 use trellis_control::node::machine::Machine;
+use trellis_control::nodes::Signer;
 use trellis_control::run::{self, Settings};
 use trellis_control::usage;
 use trellis_control::world::World;
@@ -25,12 +27,16 @@ use trellis_engine::replica::survey;
 use trellis_node::volume::lock_holder;
 
 use crate::cli::{Global, Up};
+use crate::credentials;
 use crate::kernel;
 use crate::machine::ThisMachine;
 use crate::metrics::{self, Sources};
 
 /// How long a predecessor that was killed may take until it is gone.
 const PREDECESSOR_ENDS: Duration = Duration::from_secs(60);
+
+/// The group of the users that are nodes; as in Kubernetes.
+const NODES: &str = "system:nodes";
 
 /// The file in the data directory that says where metrics are.
 const METRICS_FILE: &str = "metrics";
@@ -193,6 +199,7 @@ async fn start(
         Arc::new(Claims),
     )
     .await;
+    start_credentials(api, data, &node, up, &mut tasks)?;
     kernel::listen(&world, machine.mounts().to_owned());
     let woken = world.clone();
     machine
@@ -209,6 +216,26 @@ async fn start(
         tasks.spawn(metrics::serve(listener, Arc::new(sources)));
     }
     Ok(tasks)
+}
+
+/// Signs for the nodes of the home, and gets this node its certificate the way that every node does. Nobody waits for
+/// either.
+fn start_credentials(
+    api: &EmbeddedApi,
+    data: &Path,
+    node: &str,
+    up: &Up,
+    tasks: &mut tokio::task::JoinSet<()>,
+) -> anyhow::Result<()> {
+    let (authority, earlier) = credentials::open_authority(data)?;
+    let signer = Signer::new(api.client(), authority, earlier, up.certificate_life);
+    tasks.spawn(signer.run());
+    let node: NodeName = node
+        .parse()
+        .with_context(|| format!("this node cannot be called {node:?}"))?;
+    let client = api.client_as(User::new(node.user(), &[NODES]));
+    tasks.spawn(credentials::keep_certificate(client, node, data.to_owned()));
+    Ok(())
 }
 
 /// Listens for scrapers if asked to. The address is in the data directory while the service runs, because the kernel

@@ -35,6 +35,12 @@ pub use volume::{
 pub const GROUP: &str = "trellis.dev";
 /// The provisioner's name in a StorageClass.
 pub const PROVISIONER: &str = "trellis.dev";
+/// The namespace of what belongs to no claim: the authority of the home, and secrets of volumes.
+pub const SYSTEM_NAMESPACE: &str = "trellis-system";
+/// The ConfigMap there in which nodes find the certificates of the home's authority.
+pub const AUTHORITY: &str = "trellis-authority";
+/// The entry of that ConfigMap.
+pub const AUTHORITY_ENTRY: &str = "ca.crt";
 /// The label by which a Target or Replica names its volume.
 pub const VOLUME_LABEL: &str = "trellis.dev/volume";
 /// The finalizer that keeps a Replica until its files are gone.

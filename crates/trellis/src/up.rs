@@ -31,6 +31,7 @@ use crate::credentials;
 use crate::kernel;
 use crate::machine::ThisMachine;
 use crate::metrics::{self, Sources};
+use crate::serve::Links;
 
 /// How long a predecessor that was killed may take until it is gone.
 const PREDECESSOR_ENDS: Duration = Duration::from_secs(60);
@@ -182,7 +183,9 @@ async fn start(
     bootstrap(&api.client(), &defaults)
         .await
         .context("the first objects cannot be stored")?;
-    let machine = ThisMachine::new(data, Duration::from_secs(up.silent_target_seconds))
+    let links = Links::new(data, node, up.link_address);
+    let silence_max = Duration::from_secs(up.silent_target_seconds);
+    let machine = ThisMachine::new(data, silence_max, links)
         .with_context(|| format!("{} cannot be used", data.display()))?;
     let settings = Settings {
         node: node.to_owned(),
@@ -200,6 +203,7 @@ async fn start(
     )
     .await;
     start_credentials(api, data, &node, up, &mut tasks)?;
+    tasks.spawn(credentials::follow_nodes(api.client(), machine.clone()));
     kernel::listen(&world, machine.mounts().to_owned());
     let woken = world.clone();
     machine

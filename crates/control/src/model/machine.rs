@@ -254,6 +254,8 @@ impl Copies for Model {
             size: copy.size,
             data: place.pool.join(&place.name),
             address: format!("unix:/{}", place.name),
+            link: None,
+            link_hold: None,
         })
     }
 

@@ -12,11 +12,13 @@
 
 mod authority;
 mod node;
+mod nodes;
 
 use std::path::{Path, PathBuf};
 
 pub use authority::open as open_authority;
 pub use node::keep as keep_certificate;
+pub use nodes::follow as follow_nodes;
 
 /// Where everything about keys is.
 fn directory(data: &Path) -> PathBuf {

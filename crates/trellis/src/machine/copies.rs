@@ -76,13 +76,15 @@ impl Copies for ThisMachine {
     }
 
     fn serve_copy(&self, place: &ReplicaPlace) -> Result<CopyFound, Hold> {
-        let address = self.processes.serve_copy(place, &place.volume)?;
+        let reached = self.processes.serve_copy(place, &place.volume)?;
         step::reached(Step::CopyServed);
         let found = found(&self.replica(place)?)?;
         Ok(CopyFound {
             size: found.size,
             data: found.data,
-            address,
+            address: reached.address,
+            link: reached.links.link,
+            link_hold: reached.links.hold,
         })
     }
 

@@ -31,6 +31,8 @@ pub struct ReplicaPlace {
     pub served: bool,
     /// Whether it keeps checksums of its blocks, if it is one of several.
     pub checksums: bool,
+    /// The node on which its target runs now. No other node may use the copy.
+    pub target_node: Option<String>,
 }
 
 /// A replica as it was found.
@@ -51,8 +53,12 @@ pub struct CopyFound {
     pub size: Bytes,
     /// The file that holds the bytes.
     pub data: PathBuf,
-    /// Where its process can be reached.
+    /// Where its process can be reached on this machine.
     pub address: String,
+    /// Where other nodes reach it, if they can.
+    pub link: Option<String>,
+    /// What keeps other nodes from reaching it.
+    pub link_hold: Option<Hold>,
 }
 
 /// When the copies of a volume are to be compared with their checksums.
@@ -89,8 +95,11 @@ pub struct TargetPlace {
     pub asks_every: Option<Duration>,
     /// What happens to a write if too many pools have no space for it.
     pub when_full: WhenFull,
-    /// Where the copies can be reached, by identity. Includes copies that do not count yet, or no longer.
+    /// Where the copies can be reached from this machine, by identity. Includes copies that do not count yet, or no
+    /// longer.
     pub addresses: BTreeMap<String, String>,
+    /// The nodes of copies that cannot be reached from this machine.
+    pub unlinked: Vec<String>,
     /// When they are compared with their checksums.
     pub scrub: ScrubWish,
 }

@@ -72,6 +72,7 @@ impl Supervisor {
             addresses: place.addresses.clone(),
             iqn: iqn(&place.volume),
             scrub: place.scrub.clone(),
+            proof: Some(self.links.proof()),
         };
         self.write_settings(&run, &settings)?;
         if lock(&self.silent).contains(&place.volume) {
@@ -170,13 +171,14 @@ impl Supervisor {
 
     /// Makes the target report changes.
     fn follow(&self, volume: &str, paths: &ProcessPaths) {
-        let Some(watch) = self.watch.get().filter(|watch| !watch.has(volume)) else {
+        let source = (volume.to_owned(), TARGET.to_owned());
+        let Some(watch) = self.watch.get().filter(|watch| !watch.has(&source)) else {
             return;
         };
         let follow = || -> std::io::Result<()> {
             let stream = UnixStream::connect(&paths.socket)?;
             send(&stream, &Request::Watch, &[])?;
-            watch.add(volume, stream)
+            watch.add(source, stream)
         };
         if let Err(error) = follow() {
             tracing::warn!(%error, volume, "a target cannot be followed; its changes are seen at the resync");

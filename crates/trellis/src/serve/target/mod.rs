@@ -7,7 +7,7 @@ mod keeping;
 mod lun;
 mod recovery;
 mod scrub;
-mod status;
+pub(super) mod status;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,7 +26,7 @@ use trellis_api::kinds::Members;
 use trellis_api::{Bytes, HoldReason};
 use trellis_control::volume::members::who_counts;
 use trellis_engine::coordinator::{Status, Takeover};
-use trellis_engine::drive::{Address, Ended, Volume, VolumeError, VolumeSettings};
+use trellis_engine::drive::{Address, Credentials, Ended, Volume, VolumeError, VolumeSettings};
 use trellis_engine::proto::{Config, Lineage, ReplicaId};
 use trellis_iscsi::login::Chap;
 use trellis_iscsi::{Access, Server, ServerConfig};
@@ -121,6 +121,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         when_full: status::when_full(settings.when_full),
         lineage: beginning.lineage,
         takeover: beginning.takeover,
+        credentials: credentials(&settings)?,
         ..VolumeSettings::new(id, config, addresses)
     });
     let began = Timestamp::now();
@@ -184,8 +185,16 @@ async fn serve(target: Arc<Target>, id: Uuid) -> anyhow::Result<()> {
 /// Tells whoever uses the volume that it has grown, and the agent of every change.
 async fn tell_changes(target: Arc<Target>) -> anyhow::Result<()> {
     let mut statuses = target.volume.watch();
+    let mut troubles = target.volume.watch_troubles();
     let mut told = target.status();
-    while statuses.changed().await.is_ok() {
+    loop {
+        let changed = tokio::select! {
+            changed = statuses.changed() => changed,
+            changed = troubles.changed() => changed,
+        };
+        if changed.is_err() {
+            break;
+        }
         if let Err(error) = target.adjust_members().await {
             tracing::warn!(%error, "who counts cannot be changed; it is tried again");
         }
@@ -474,6 +483,7 @@ impl Target {
     /// Its status.
     pub fn status(&self) -> TargetStatus {
         let status = self.volume.status();
+        let troubles = self.volume.troubles();
         let portal = *self.portal.lock().unwrap_or_else(PoisonError::into_inner);
         TargetStatus {
             served: Some(self.volume.size())
@@ -489,7 +499,7 @@ impl Target {
             replicas: status
                 .replicas
                 .iter()
-                .map(|each| seen(self.began, each))
+                .map(|each| seen(self.began, each, troubles.get(each.0)))
                 .collect(),
             growth_held: status.growth_held.map(held_reason),
             portal: portal.map(|address| address.to_string()),
@@ -516,6 +526,15 @@ fn config(members: &Members) -> anyhow::Result<Config> {
     };
     anyhow::ensure!(config.is_sound(), "a volume has 1 to 5 copies");
     Ok(config)
+}
+
+/// What the target proves itself with to other nodes. The files may come later.
+fn credentials(settings: &Settings) -> anyhow::Result<Option<Credentials>> {
+    let Some(proof) = &settings.proof else {
+        return Ok(None);
+    };
+    let node = proof.node.parse().context("no name of a node")?;
+    Ok(Some(Credentials::expect(&proof.credentials, node)))
 }
 
 /// Where the copies are reached, in the engine's terms.

@@ -39,6 +39,9 @@ const PREDECESSOR_ENDS: Duration = Duration::from_secs(60);
 /// The group of the users that are nodes; as in Kubernetes.
 const NODES: &str = "system:nodes";
 
+/// The file in the data directory that remembers which node this machine is.
+pub const NODE_FILE: &str = "node";
+
 /// The file in the data directory that says where metrics are.
 const METRICS_FILE: &str = "metrics";
 
@@ -278,7 +281,7 @@ fn forget_metrics(data: &Path) -> anyhow::Result<()> {
 /// carry it, so it does not change with the host's name. If the file that remembers it is lost, the stored pools still
 /// know it.
 async fn node_name(told: Option<&str>, data: &Path, api: &EmbeddedApi) -> anyhow::Result<String> {
-    let memory = data.join("node");
+    let memory = data.join(NODE_FILE);
     let last = trellis_files::read_whole(&memory, |_| true)
         .with_context(|| format!("{} cannot be read", memory.display()))?;
     let known = match last {

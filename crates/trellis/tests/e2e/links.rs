@@ -112,7 +112,7 @@ fn identity(replica: &Value) -> Identity {
 fn copies_let_in_the_node_of_their_target_until_it_is_removed() {
     // The pool of the other node has the most room, so it gets the first copy, and the target.
     let service = start("1099511627776");
-    service.apply(&crate::harness::claim("data", "three", "64Mi"));
+    service.apply(&crate::harness::claim("data", "three", "320Mi"));
     let links = service.wait("the copies have links", |service| {
         let copies = copies(service, "test-node");
         let link = |copy: &Value| Some(copy["status"]["link"].as_str()?.to_owned());

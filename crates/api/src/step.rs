@@ -69,6 +69,8 @@ steps! {
     KeeperReplaced = "keeper-replaced",
     /// Several copies: the process of a copy runs.
     CopyServed = "copy-served",
+    /// Several copies: what initiators must know is stored, and no target has asked for it yet.
+    ChapSecretWritten = "chap-secret-written",
     /// Several copies: the target runs, and its file is there.
     TargetServed = "target-served",
     /// Several copies: the target serves the new size.
@@ -150,6 +152,7 @@ impl Step {
         matches!(
             self,
             Step::CopyServed
+                | Step::ChapSecretWritten
                 | Step::TargetServed
                 | Step::TargetRaised
                 | Step::TargetRetired

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::claim;
 use crate::node::machine::Machine;
-use crate::node::{self, Agent, Complaints, Finisher, Ladders, Node};
+use crate::node::{self, Agent, Complaints, Finisher, Ladders, Node, Secrets};
 use crate::pods;
 use crate::record::Recorder;
 use crate::world::World;
@@ -71,6 +71,7 @@ pub async fn start(
         recorder,
         ladders: Ladders::default(),
         complaints: Complaints::default(),
+        secrets: Secrets::default(),
         finisher,
     });
     for _ in 0..WORKERS {

@@ -45,9 +45,14 @@ impl RunDir {
         self.0.join("port")
     }
 
-    /// What an initiator must know to use the volume by iSCSI; its user is the volume's name.
+    /// What an initiator must know to use the volume by iSCSI; its user is the volume's name. The agent writes it.
     pub fn secret(&self) -> PathBuf {
         self.0.join("secret")
+    }
+
+    /// What the target proves to an initiator, if the volume asks for that.
+    pub fn target_secret(&self) -> PathBuf {
+        self.0.join("target-secret")
     }
 
     /// When the copies were last compared with the sums of their blocks, and what was found.

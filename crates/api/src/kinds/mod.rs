@@ -26,9 +26,9 @@ pub use target::{
     CopiesWanted, Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus,
 };
 pub use volume::{
-    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, Placement, RungTime,
-    SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum,
-    WhenFull,
+    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, IscsiAccess,
+    Placement, PortalAt, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec,
+    VolumeStatus, WhenBelowQuorum, WhenFull,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.
@@ -41,6 +41,8 @@ pub const SYSTEM_NAMESPACE: &str = "trellis-system";
 pub const AUTHORITY: &str = "trellis-authority";
 /// The entry of that ConfigMap.
 pub const AUTHORITY_ENTRY: &str = "ca.crt";
+/// The type of the Secret there that has what initiators of a volume must know.
+pub const CHAP_SECRET: &str = "trellis.dev/chap";
 /// The label by which a Target or Replica names its volume.
 pub const VOLUME_LABEL: &str = "trellis.dev/volume";
 /// The finalizer that keeps a Replica until its files are gone.

@@ -252,6 +252,7 @@ fn make_volume(
         when_full: class.when_full,
         patience_seconds: class.patience_seconds,
         allow_shared_disk: class.allow_shared_disk,
+        iscsi: class.iscsi.clone(),
         recovery: None,
         growth: None,
     };

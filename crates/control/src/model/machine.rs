@@ -285,6 +285,10 @@ impl Copies for Model {
         Ok(())
     }
 
+    fn earlier_secret(&self, _volume: &str) -> Option<String> {
+        None
+    }
+
     fn target_backing(&self, volume: &str) -> PathBuf {
         PathBuf::from(volume)
     }

@@ -300,8 +300,8 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
     use trellis_api::kinds::{
-        AtPath, AttachmentSpec, AttachmentStatus, ClaimRef, PoolSpec, ReplicaSpec, ReplicaStatus,
-        Volume, VolumeSpec,
+        AtPath, AttachmentSpec, AttachmentStatus, ClaimRef, IscsiAccess, PoolSpec, ReplicaSpec,
+        ReplicaStatus, Volume, VolumeSpec,
     };
 
     const NODE: &str = "n";
@@ -388,6 +388,7 @@ mod tests {
             when_full: trellis_api::kinds::WhenFull::Wait,
             patience_seconds: None,
             allow_shared_disk: false,
+            iscsi: IscsiAccess::default(),
             recovery: None,
             growth: None,
         };

@@ -96,7 +96,8 @@ pub async fn publish(client: &Client, trusted: &str) -> Result<(), kube::Error> 
     Ok(())
 }
 
-async fn ensure_namespace(client: &Client) -> Result<(), kube::Error> {
+/// Makes the namespace of what belongs to no claim, if there is none.
+pub async fn ensure_namespace(client: &Client) -> Result<(), kube::Error> {
     let namespaces = Api::<Namespace>::all(client.clone());
     if namespaces.get_opt(SYSTEM_NAMESPACE).await?.is_some() {
         return Ok(());

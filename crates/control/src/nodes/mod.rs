@@ -11,5 +11,5 @@
 mod authority;
 mod signer;
 
-pub use authority::{EARLIER_ENTRY, SecretError, from_secret, publish};
+pub use authority::{EARLIER_ENTRY, SecretError, ensure_namespace, from_secret, publish};
 pub use signer::{CERTIFICATE_LIFE, Signer};

@@ -123,6 +123,10 @@ impl Copies for ThisMachine {
         Ok(())
     }
 
+    fn earlier_secret(&self, volume: &str) -> Option<String> {
+        self.processes.earlier_secret(volume)
+    }
+
     fn target_backing(&self, volume: &str) -> PathBuf {
         self.processes.backing(volume)
     }

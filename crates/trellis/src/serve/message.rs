@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use trellis_api::kinds::{CopiesWanted, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull};
+use trellis_api::kinds::{
+    CopiesWanted, IscsiAccess, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull,
+};
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::node::machine::ScrubWish;
 use trellis_keeper::message::{receive, send};
@@ -49,9 +51,19 @@ pub struct Settings {
     /// When the copies are compared with their checksums.
     #[serde(default)]
     pub scrub: ScrubWish,
+    /// How initiators may use the volume.
+    #[serde(default)]
+    pub iscsi: IscsiAccess,
+    /// Where they find it.
+    #[serde(default = "loopback")]
+    pub portal: IpAddr,
     /// What the target proves itself with to copies on other nodes.
     #[serde(default)]
     pub proof: Option<Proof>,
+}
+
+fn loopback() -> IpAddr {
+    IpAddr::V4(Ipv4Addr::LOCALHOST)
 }
 
 /// Who a process is among nodes, and how it proves it.

@@ -82,6 +82,8 @@ pub(super) fn replicated_job(
                     requested: volume.spec.scrub_requested.clone(),
                     interval_seconds: volume.spec.scrub_interval_seconds,
                 },
+                iscsi: volume.spec.iscsi.clone(),
+                secret: None,
             },
             first_copies: reservations(volume).len(),
             shared_disks: if volume.spec.allow_shared_disk {

@@ -5,8 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use trellis_api::about::About;
-use trellis_api::kinds::{CopiesWanted, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull};
+use trellis_api::kinds::{
+    CopiesWanted, IscsiAccess, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull,
+};
 use trellis_api::{Bytes, Hold};
+
+use crate::node::chap::ChapSecret;
 
 /// A copy of a volume on a pool of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +106,10 @@ pub struct TargetPlace {
     pub unlinked: Vec<String>,
     /// When they are compared with their checksums.
     pub scrub: ScrubWish,
+    /// How initiators may use the volume.
+    pub iscsi: IscsiAccess,
+    /// What initiators must know. The agent adds it before the target is served.
+    pub secret: Option<ChapSecret>,
 }
 
 /// A target as it was found.
@@ -173,6 +181,9 @@ pub trait Copies: Send + Sync + 'static {
 
     /// Ends a target; does nothing if there is none.
     fn retire_target(&self, volume: &str) -> Result<(), Hold>;
+
+    /// What initiators of a volume had to know before that was stored, if the volume was served here then.
+    fn earlier_secret(&self, volume: &str) -> Option<String>;
 
     /// The file through which a replicated volume is used on this machine, whether it exists or not.
     fn target_backing(&self, volume: &str) -> PathBuf;

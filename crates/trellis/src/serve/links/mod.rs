@@ -1,9 +1,12 @@
 //! This node among others: where it is reached, with what it proves itself, and which nodes there are.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+
+use trellis_api::kinds::PortalAt;
+use trellis_api::{Hold, HoldReason};
 
 use super::message::{CopySettings, LinkSettings, Proof};
 use crate::credentials;
@@ -49,6 +52,21 @@ impl Links {
                 credentials: self.credentials.clone(),
             }),
             allowed: allowed.filter(is_there).map(str::to_owned).collect(),
+        }
+    }
+
+    /// Where the target of a volume answers initiators.
+    pub(super) fn portal(&self, volume: &str, at: PortalAt) -> Result<IpAddr, Hold> {
+        let missing = || {
+            let message = format!(
+                "Volume {volume} shall be served by iSCSI at the address of its node, and node {} has none.",
+                self.node
+            );
+            Hold::new(HoldReason::LinkMissing, message)
+        };
+        match at {
+            PortalAt::Loopback => Ok(Ipv4Addr::LOCALHOST.into()),
+            PortalAt::Node => self.ip.ok_or_else(missing),
         }
     }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -27,13 +28,14 @@ use trellis_engine::drive::{
 use trellis_engine::proto::Config;
 use trellis_engine::replica::{Identity, Pool, Provisioning};
 use trellis_engine::wire::{self, KNOWS_ALL, VERSION};
+use trellis_keeper::message::send;
 use trellis_keeper::paths::{ProcessPaths, RunDir};
 use trellis_pki::{Authority, Lifetime};
 use uuid::Uuid;
 
 use super::Links;
 use crate::credentials;
-use crate::serve::message::{CopyStatus, tell_copy};
+use crate::serve::message::{CopyRequest, CopyStatus, tell_copy};
 use crate::serve::replica::links::Links as CopyLinks;
 use crate::serve::target::status::link_hold;
 
@@ -380,6 +382,25 @@ async fn a_node_that_is_removed_loses_its_link() {
     shown(&volume, &Failure::RefusedUs(refusal)).await;
     noted(&copy, TARGET, "belongs to node target").await;
     assert!(!volume.status().available);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_that_have_gone_leave_room_for_the_next() {
+    // Fails if an agent that watched a copy and died takes up a place for ever.
+    let mut home = Home::start(CERTIFICATE_LIFE);
+    home.join(COPY).await;
+    let copy = Copy::serve(&home);
+    for _ in 0..32 {
+        let mut stream = UnixStream::connect(&copy.paths.control).unwrap();
+        send(&stream, &CopyRequest::Watch, &[]).unwrap();
+        // The first status, or the end if there was no place.
+        let _ = stream.read(&mut [0]).unwrap();
+    }
+    until("the copy answers the next agent", || {
+        let settings = copy.links.for_copy(None);
+        tell_copy(&copy.paths.control, settings, PATIENCE).ok()
+    })
+    .await;
 }
 
 /// Speaks to a copy in that version of the protocol, and answers what it says first.

@@ -2,7 +2,7 @@
 //! served.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,6 +72,7 @@ impl Links {
 
     /// Sends a byte whenever the status has changed, until the other side goes.
     fn tell_changes(&self, mut stream: &UnixStream) -> io::Result<()> {
+        stream.set_read_timeout(Some(LOOK_EVERY))?;
         let mut told = None;
         loop {
             let now = self.status();
@@ -79,7 +80,13 @@ impl Links {
                 stream.write_all(b"\n")?;
                 told = Some(now);
             }
-            std::thread::sleep(LOOK_EVERY);
+            // Nothing more is said here. This waits a moment, and notices that the other side has gone.
+            match stream.read(&mut [0]) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if is_timeout(&error) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
 
@@ -140,6 +147,11 @@ impl Links {
             hold: missing.or_else(|| refused(&self.links.refusals(), SystemTime::now())),
         }
     }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    use io::ErrorKind::{TimedOut, WouldBlock};
+    matches!(error.kind(), TimedOut | WouldBlock)
 }
 
 /// The latest refusal that is news.

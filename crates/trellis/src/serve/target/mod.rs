@@ -9,9 +9,9 @@ mod recovery;
 mod scrub;
 pub(super) mod status;
 
-use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,6 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use trellis_api::kinds::Members;
 use trellis_api::{Bytes, HoldReason};
+use trellis_control::node::target_user;
 use trellis_control::volume::members::who_counts;
 use trellis_engine::coordinator::{Status, Takeover};
 use trellis_engine::drive::{Address, Credentials, Ended, Volume, VolumeError, VolumeSettings};
@@ -53,8 +54,6 @@ const BUSY_AFTER: Duration = Duration::from_secs(10);
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
 /// The shortest time between two reports of a changed status.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-/// How long the secret of a volume is: 96 bits, which every initiator takes.
-const SECRET_CHARS: usize = 24;
 /// How long sessions have to log out.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -313,7 +312,7 @@ impl Target {
         let last = trellis_files::read_whole(&port_file, is_port)?;
         let last = last.and_then(|text| text.parse().ok());
         let bind = |port: u16| {
-            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let address = SocketAddr::from((settings.portal, port));
             let config = ServerConfig {
                 memory: Some(Arc::new(VolumeMemory::new(self.bytes.clone()))),
                 ..ServerConfig::default()
@@ -326,31 +325,28 @@ impl Target {
         };
         let address = server.local_addr();
         trellis_files::ensure(&port_file, address.port().to_string().as_bytes())?;
+        let mut chap = Chap::one_way(&settings.volume, &secret(&self.run.secret())?)?;
+        if settings.iscsi.mutual_chap {
+            let user = target_user(&settings.volume);
+            chap = chap.mutual(&user, &secret(&self.run.target_secret())?)?;
+        }
+        let initiators = settings.iscsi.initiators.iter().cloned().collect();
         let access = Access {
-            chap: Some(Chap::one_way(&settings.volume, &self.secret()?)?),
-            ..Access::default()
+            chap: Some(chap),
+            initiators: Some(initiators).filter(|names: &BTreeSet<String>| !names.is_empty()),
         };
         let target = trellis_iscsi::Target::new(&settings.iqn, access)?;
-        target.add_unit(0, Arc::new(VolumeLun::new(self.bytes.clone(), id)))?;
+        target.add_unit(
+            0,
+            Arc::new(VolumeLun::new(
+                self.bytes.clone(),
+                id,
+                settings.iscsi.read_only,
+            )),
+        )?;
         server.portal().add_target(target)?;
         *self.portal.lock().unwrap_or_else(PoisonError::into_inner) = Some(address);
         Ok(server)
-    }
-
-    /// The secret that initiators must know: any user of this machine can reach the port, and only root can read the
-    /// file. Each login reads it again; if it was lost, it is made again.
-    fn secret(&self) -> anyhow::Result<String> {
-        let path = self.run.secret();
-        let is_whole = |text: &str| text.len() == SECRET_CHARS;
-        let found = trellis_files::read_whole(&path, is_whole);
-        if let Some(secret) = found.context("the iSCSI secret cannot be read")? {
-            return Ok(secret);
-        }
-        let random = Uuid::new_v4().simple().to_string();
-        let secret = random.get(..SECRET_CHARS).unwrap_or(&random).to_owned();
-        trellis_files::replace(&path, secret.as_bytes())
-            .context("the iSCSI secret cannot be written")?;
-        Ok(secret)
     }
 
     fn settings(&self) -> Settings {
@@ -508,6 +504,14 @@ impl Target {
             repairs_left: repairs_left(&status),
         }
     }
+}
+
+/// A secret for CHAP: any user of this machine can reach the port, and only root can read the file. The agent has written
+/// it before it had the target started.
+fn secret(path: &Path) -> anyhow::Result<String> {
+    let found = trellis_files::read_whole(path, |_| true);
+    let found = found.with_context(|| format!("{} cannot be read", path.display()))?;
+    found.with_context(|| format!("{} is not there; the agent writes it", path.display()))
 }
 
 fn identity(id: &String) -> anyhow::Result<ReplicaId> {

@@ -156,6 +156,12 @@ reasons! {
     ReplicaUnavailable:
         "A copy of the volume is on a node or pool that cannot be reached.",
         "Bring the node or the pool back (is its disk mounted?); everything goes on by itself then.";
+    LinkRefused:
+        "The node of a copy and the node of its target refuse each other's connections.",
+        "The message says who refused whom and why: compare the clocks, run the same release on both nodes, or see docs/operating.md for certificates.";
+    LinkMissing:
+        "A copy is on another node than its target, and its node cannot be reached from there.",
+        "Start the service on the copy's node with `--link-address IP`, an address of that node that the others reach.";
     TooFewReplicas:
         "Fewer copies answer than must have a write before it is acknowledged, so growth waits, and I/O waits or fails as the class says (`whenBelowQuorum`).",
         "Bring the pools or nodes of the missing copies back (`trellis volume show CLAIM`); everything goes on by itself then. If they are lost for good, see `trellis volume recover CLAIM`.";

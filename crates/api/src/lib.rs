@@ -13,9 +13,11 @@ mod filesystem;
 mod hold;
 mod ladder;
 mod mount_options;
+mod node_name;
 
 pub use bytes::Bytes;
 pub use filesystem::{FilesystemKind, UnknownFilesystem};
 pub use hold::{Hold, HoldReason};
 pub use ladder::{Next, Observed, Rung, next_step};
 pub use mount_options::{MountFlag, MountOptions, RefusedOption};
+pub use node_name::{NodeName, NodeNameError};

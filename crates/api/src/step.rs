@@ -31,6 +31,16 @@ steps! {
     FileWritten = "file-written",
     /// Small files: it has its name, durably.
     FileInPlace = "file-in-place",
+    /// Links: the home has an authority, in a file or a secret that nobody has seen yet.
+    AuthorityMade = "authority-made",
+    /// Links: everybody can read the authority's certificate.
+    AuthorityPublished = "authority-published",
+    /// Links: a node has asked for a certificate. Its key is in memory alone.
+    CertificateRequested = "certificate-requested",
+    /// Links: the certificate is signed and stored for the node to fetch.
+    CertificateSigned = "certificate-signed",
+    /// Links: the node has its certificate and its key in a file.
+    CertificateStored = "certificate-stored",
     /// Provisioning: the volume is stored, and with it the choice of its pool.
     VolumeWritten = "volume-written",
     /// Provisioning: the volume's target and replica are stored.
@@ -59,6 +69,8 @@ steps! {
     KeeperReplaced = "keeper-replaced",
     /// Several copies: the process of a copy runs.
     CopyServed = "copy-served",
+    /// Several copies: what initiators must know is stored, and no target has asked for it yet.
+    ChapSecretWritten = "chap-secret-written",
     /// Several copies: the target runs, and its file is there.
     TargetServed = "target-served",
     /// Several copies: the target serves the new size.
@@ -140,10 +152,23 @@ impl Step {
         matches!(
             self,
             Step::CopyServed
+                | Step::ChapSecretWritten
                 | Step::TargetServed
                 | Step::TargetRaised
                 | Step::TargetRetired
                 | Step::CopyRetired
+        )
+    }
+
+    /// Whether the step belongs to the credentials of a node. The first start takes them, and no claim waits for them.
+    pub const fn is_of_credentials(self) -> bool {
+        matches!(
+            self,
+            Step::AuthorityMade
+                | Step::AuthorityPublished
+                | Step::CertificateRequested
+                | Step::CertificateSigned
+                | Step::CertificateStored
         )
     }
 

@@ -177,9 +177,10 @@ fn resource_list(group: &str, version: &str, kinds: &'static [Kind]) -> Option<V
         });
         add_names(&mut resource, kind);
         resources.push(resource);
-        if kind.status {
+        let parts = [(kind.status, "status"), (kind.approval, "approval")];
+        for (_, part) in parts.into_iter().filter(|(is_there, _)| *is_there) {
             resources.push(json!({
-                "name": format!("{}/status", kind.plural),
+                "name": format!("{}/{part}", kind.plural),
                 "singularName": "",
                 "namespaced": kind.namespaced,
                 "kind": kind.kind,
@@ -245,12 +246,19 @@ fn aggregated_resource(kind: &Kind) -> Value {
         "verbs": verbs(kind),
     });
     add_names(&mut resource, kind);
-    if kind.status {
-        resource["subresources"] = json!([{
-            "subresource": "status",
-            "responseKind": response_kind,
-            "verbs": STATUS_VERBS,
-        }]);
+    let parts = [(kind.status, "status"), (kind.approval, "approval")];
+    let parts = parts.into_iter().filter(|(is_there, _)| *is_there);
+    let parts: Vec<Value> = parts
+        .map(|(_, name)| {
+            json!({
+                "subresource": name,
+                "responseKind": response_kind,
+                "verbs": STATUS_VERBS,
+            })
+        })
+        .collect();
+    if !parts.is_empty() {
+        resource["subresources"] = json!(parts);
     }
     resource
 }
@@ -333,6 +341,7 @@ mod tests {
             "/apis/storage.k8s.io/v1",
             "/apis/authorization.k8s.io/v1",
             "/apis/coordination.k8s.io/v1",
+            "/apis/certificates.k8s.io/v1",
             "/apis/trellis.dev/v1alpha1",
         ] {
             let document = respond(kinds::all(), path, accept).unwrap();

@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde_json::Value;
 
+use crate::User;
 use crate::store::Txn;
 use crate::store::memory::Id;
 
@@ -29,6 +30,12 @@ pub struct Kind {
     pub namespaced: bool,
     /// Whether there is a `/status` subresource (then writes to the main resource leave status alone).
     pub status: bool,
+    /// Whether there is an `/approval` subresource.
+    pub approval: bool,
+    /// What a write through one part leaves as it was, beyond spec and status.
+    pub keep: fn(Part, &Value, &mut Value),
+    /// Writes into a new object who made it.
+    pub sign: fn(&mut Value, &User),
     /// Decodes into the typed Kubernetes object and back: wrong types are refused, unknown fields are dropped.
     pub normalise: fn(Value) -> Result<Value, serde_json::Error>,
     /// The JSON schema of the type, for OpenAPI.
@@ -55,6 +62,28 @@ pub struct Kind {
     pub naming: Naming,
     /// Fills in the answer of a review: it is answered at once, and nothing is stored.
     pub answer: Option<fn(&mut Value)>,
+}
+
+/// The part of an object that a request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All but what the other parts have.
+    Main,
+    /// `/status`
+    Status,
+    /// `/approval`
+    Approval,
+}
+
+impl Part {
+    /// Its name at the end of a path, and in `managedFields`.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Part::Main => "",
+            Part::Status => "status",
+            Part::Approval => "approval",
+        }
+    }
 }
 
 /// Where a kind comes from; Kubernetes treats the two differently in small ways.
@@ -155,8 +184,8 @@ pub struct Change<'a> {
     pub old: Option<&'a Value>,
     /// The object as it would be stored.
     pub new: &'a Value,
-    /// Whether the write came through the status subresource.
-    pub to_status: bool,
+    /// Through which part the write came.
+    pub part: Part,
     /// Reads another stored object: (plural, namespace or empty, name).
     pub lookup: &'a dyn Fn(&str, &str, &str) -> Option<Value>,
 }

@@ -34,6 +34,7 @@ mod server;
 mod status;
 mod store;
 mod table;
+mod user;
 mod verbs;
 
 pub mod kubeconfig;
@@ -51,10 +52,12 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{Request, Response};
 use serde_json::json;
+use tower::ServiceExt;
 
 pub use error::{Damage, Error};
 pub use server::{ApiBody, BACKUP_PATH};
 pub use store::Stats;
+pub use user::User;
 
 use managed::Writer;
 use pipeline::Ownership;
@@ -85,7 +88,17 @@ impl EmbeddedApi {
         kube::Client::new(self.clone(), "default")
     }
 
-    /// Answers a request, whatever brought it.
+    /// A client that asks as somebody else than the administrator.
+    pub fn client_as(&self, user: User) -> kube::Client {
+        let named = move |mut request: Request<kube::client::Body>| {
+            request.extensions_mut().insert(user.clone());
+            request
+        };
+        kube::Client::new(self.clone().map_request(named), "default")
+    }
+
+    /// Answers a request, whatever brought it. A request without a [`User`] among its extensions is the
+    /// administrator's.
     pub async fn handle<B>(&self, request: Request<B>) -> Response<ApiBody>
     where
         B: http_body::Body<Data = Bytes>,
@@ -133,6 +146,7 @@ where
 fn prepare(txn: &mut Txn<'_>) -> Result<(), status::Status> {
     let writer = Writer {
         manager: OWN_MANAGER.to_owned(),
+        user: User::default(),
         subresource: "",
         now: meta::time(jiff::Timestamp::now()),
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::cascade::Sweep;
-use crate::kind::{Change, FieldError, Kind, Origin};
+use crate::kind::{Change, FieldError, Kind, Origin, Part};
 use crate::managed::{self, Writer};
 use crate::store::Txn;
 use crate::store::memory::{Id, Stored};
@@ -69,6 +69,7 @@ pub(crate) fn insert(
     {
         map.remove("status");
     }
+    (kind.sign)(&mut object, &writer.user);
     (kind.default)(&mut object);
     if ownership == Ownership::Record {
         let status = object
@@ -81,7 +82,7 @@ pub(crate) fn insert(
         }
     }
     (kind.admit)(&mut object, &txn.peers());
-    check(txn, kind, None, &object, false)?;
+    check(txn, kind, None, &object, Part::Main)?;
     let stored = txn.put(&id, object);
     if kind.plural == events::PLURAL && kind.group.is_empty() {
         events::make_room(txn, kind_index);
@@ -164,7 +165,7 @@ pub(crate) struct Replacement<'a> {
     pub(crate) id: &'a Id,
     pub(crate) old: Value,
     pub(crate) new: Value,
-    pub(crate) to_status: bool,
+    pub(crate) part: Part,
     pub(crate) ownership: Ownership,
 }
 
@@ -178,14 +179,16 @@ pub(crate) fn replace(
         id,
         old,
         mut new,
-        to_status,
+        part,
         ownership,
     } = replacement;
     let kind = &txn.kinds[id.kind];
     keep_what_the_server_keeps(kind, id, &old, &mut new)?;
-    splice(kind, &old, &mut new, to_status);
+    splice(kind, &old, &mut new, part);
+    (kind.keep)(part, &old, &mut new);
     (kind.default)(&mut new);
-    if kind.counts_generations() && !to_status && specification(&old) != specification(&new) {
+    if kind.counts_generations() && part == Part::Main && specification(&old) != specification(&new)
+    {
         let generation = meta::get(&old, "generation")
             .and_then(Value::as_i64)
             .unwrap_or(0);
@@ -211,7 +214,7 @@ pub(crate) fn replace(
             }
         }
     }
-    check(txn, kind, Some(&old), &new, to_status)?;
+    check(txn, kind, Some(&old), &new, part)?;
     if meta::get(&new, "deletionTimestamp").is_some()
         && meta::finalizers(&new).is_empty()
         && !holds_namespace(&new)
@@ -329,15 +332,15 @@ pub(crate) fn same_uid(kind: &Kind, id: &Id, sent: &Value, old: &Value) -> Resul
     Err(Status::conflict(kind, &id.place.name, &why))
 }
 
-/// The main resource leaves the status alone, and the status subresource everything else.
-fn splice(kind: &Kind, old: &Value, new: &mut Value, to_status: bool) {
+/// The main resource leaves the status alone, and the other parts everything else.
+fn splice(kind: &Kind, old: &Value, new: &mut Value, part: Part) {
     if !kind.status {
         return;
     }
     let Value::Object(old_map) = old else { return };
     let managed = meta::get(new, "managedFields").cloned();
     let map = meta::as_map(new);
-    if !to_status {
+    if part == Part::Main {
         match old_map.get("status") {
             Some(status) => map.insert("status".to_owned(), status.clone()),
             None => map.remove("status"),
@@ -365,14 +368,14 @@ fn check(
     kind: &Kind,
     old: Option<&Value>,
     new: &Value,
-    to_status: bool,
+    part: Part,
 ) -> Result<(), Status> {
     let peers = txn.peers();
     let lookup = |plural: &str, namespace: &str, name: &str| peers.get(plural, namespace, name);
     let change = Change {
         old,
         new,
-        to_status,
+        part,
         lookup: &lookup,
     };
     let name = meta::text(new, "name");

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 
-use crate::kind::Kind;
+use crate::kind::{Kind, Part};
 use crate::protobuf_body;
 use crate::status::Status;
 
@@ -19,7 +19,7 @@ pub(crate) struct Target {
     /// The namespace; `None` means all of them, or that the kind has none.
     pub(crate) namespace: Option<String>,
     pub(crate) name: Option<String>,
-    pub(crate) status: bool,
+    pub(crate) part: Part,
 }
 
 impl Target {
@@ -51,10 +51,13 @@ impl Target {
             [] => return None,
         };
         let kind = find(plural)?;
-        let (name, status) = match rest {
-            [] => (None, false),
-            [name] => (Some((*name).to_owned()), false),
-            [name, "status"] if kinds[kind].status => (Some((*name).to_owned()), true),
+        let (name, part) = match rest {
+            [] => (None, Part::Main),
+            [name] => (Some((*name).to_owned()), Part::Main),
+            [name, "status"] if kinds[kind].status => (Some((*name).to_owned()), Part::Status),
+            [name, "approval"] if kinds[kind].approval => {
+                (Some((*name).to_owned()), Part::Approval)
+            }
             _ => return None,
         };
         if name.is_some() && kinds[kind].namespaced && namespace.is_none() {
@@ -64,7 +67,7 @@ impl Target {
             kind,
             namespace,
             name,
-            status,
+            part,
         })
     }
 
@@ -222,29 +225,43 @@ mod tests {
                     kinds[target.kind].plural,
                     target.namespace,
                     target.name,
-                    target.status,
+                    target.part,
                 )
             })
         };
         let some = |text: &str| Some(text.to_owned());
         assert_eq!(
             parse("/api/v1/namespaces/a"),
-            Some(("namespaces", None, some("a"), false))
+            Some(("namespaces", None, some("a"), Part::Main))
         );
         assert_eq!(
             parse("/api/v1/namespaces/a/status"),
-            Some(("namespaces", None, some("a"), true))
+            Some(("namespaces", None, some("a"), Part::Status))
         );
-        assert_eq!(parse("/api/v1/pods"), Some(("pods", None, None, false)));
+        assert_eq!(
+            parse("/api/v1/pods"),
+            Some(("pods", None, None, Part::Main))
+        );
         assert_eq!(
             parse("/api/v1/namespaces/a/pods/b%2Dc/status"),
-            Some(("pods", some("a"), some("b-c"), true))
+            Some(("pods", some("a"), some("b-c"), Part::Status))
         );
         assert_eq!(
             parse("/apis/storage.k8s.io/v1/storageclasses/x"),
-            Some(("storageclasses", None, some("x"), false))
+            Some(("storageclasses", None, some("x"), Part::Main))
+        );
+        let request = "/apis/certificates.k8s.io/v1/certificatesigningrequests/x/approval";
+        assert_eq!(
+            parse(request),
+            Some((
+                "certificatesigningrequests",
+                None,
+                some("x"),
+                Part::Approval
+            ))
         );
         for wrong in [
+            "/api/v1/namespaces/a/approval",
             "/",
             "/api",
             "/api/v1",

@@ -10,6 +10,8 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use serde_json::Value;
 
+use crate::User;
+use crate::kind::Part;
 use crate::request::{self, Query, Target};
 use crate::status::Status;
 use crate::store::Store;
@@ -104,6 +106,7 @@ where
         target,
         query,
         headers: head.headers,
+        user: head.extensions.get::<User>().cloned().unwrap_or_default(),
     };
     if let Some(fill_in) = call.kind().answer {
         if head.method != Method::POST || one {
@@ -113,7 +116,7 @@ where
         return Ok(success(verbs::create::answer(&call, &body, fill_in)?));
     }
     if matches!(head.method, Method::GET | Method::HEAD) {
-        if call.query.flag("watch") && !call.target.status {
+        if call.query.flag("watch") && call.target.part == Part::Main {
             return Ok(whole(
                 StatusCode::OK,
                 JSON,

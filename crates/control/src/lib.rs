@@ -14,6 +14,7 @@ pub mod lease;
 pub mod ledger;
 pub mod metrics;
 pub mod node;
+pub mod nodes;
 pub mod plan;
 pub mod pods;
 pub mod queue;

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use crate::embedded;
 use crate::lease::{self, Terms};
 use crate::node::machine::Machine;
-use crate::node::{self, Agent, Complaints, Finisher, Ladders, Node};
+use crate::node::{self, Agent, Complaints, Finisher, Ladders, Node, Secrets};
 use crate::pods;
 use crate::record::Recorder;
 use crate::volume;
@@ -149,6 +149,7 @@ fn run_node(
         recorder,
         ladders: Ladders::default(),
         complaints: Complaints::default(),
+        secrets: Secrets::default(),
         finisher,
     });
     for _ in 0..WORKERS {

@@ -94,9 +94,13 @@ async fn certificates_are_renewed_without_a_restart_and_connections_outlive_the_
     assert!(first.troubles().is_empty());
     let late = copy.volume(&of_target);
     shown(&late, &Failure::Refused(Refusal::Expired)).await;
-    // A new key, and not yet the certificate for it.
+    // A new key, and not the certificate for it.
     let renewed = home.sign_node(COPY, Valid::Always);
-    std::fs::write(dir.path().join(COPY).join("node.key"), &renewed.key).unwrap();
+    let half = pki::Pair {
+        certificate: home.sign_node(COPY, Valid::Always).certificate,
+        key: renewed.key.clone(),
+    };
+    home.write(dir.path(), COPY, &half);
     copy.noted(Side::There, &Refusal::Expired);
     home.write(dir.path(), COPY, &renewed);
     shown(&late, &Failure::RefusedUs(Refusal::Expired)).await;

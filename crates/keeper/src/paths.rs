@@ -45,9 +45,14 @@ impl RunDir {
         self.0.join("port")
     }
 
-    /// What an initiator must know to use the volume by iSCSI; its user is the volume's name.
+    /// What an initiator must know to use the volume by iSCSI; its user is the volume's name. The agent writes it.
     pub fn secret(&self) -> PathBuf {
         self.0.join("secret")
+    }
+
+    /// What the target proves to an initiator, if the volume asks for that.
+    pub fn target_secret(&self) -> PathBuf {
+        self.0.join("target-secret")
     }
 
     /// When the copies were last compared with the sums of their blocks, and what was found.
@@ -63,6 +68,9 @@ impl RunDir {
             deaf_socket: path("new"),
             lock: path("lock"),
             log: path("log"),
+            settings: path("json"),
+            control: path("ctl"),
+            link: path("link"),
         }
     }
 }
@@ -78,12 +86,19 @@ pub struct ProcessPaths {
     pub lock: PathBuf,
     /// What it says.
     pub log: PathBuf,
+    /// What a copy is told about other nodes, for its next start.
+    pub settings: PathBuf,
+    /// Where a copy is told about other nodes, and asked who was refused.
+    pub control: PathBuf,
+    /// Where other nodes reached the copy last.
+    pub link: PathBuf,
 }
 
 impl ProcessPaths {
     /// Whether the socket can have that path.
     pub fn fits(&self) -> bool {
-        self.socket.as_os_str().len() <= SOCKET_PATH_MAX
+        let longest = self.socket.as_os_str().len();
+        longest.max(self.control.as_os_str().len()) <= SOCKET_PATH_MAX
     }
 }
 

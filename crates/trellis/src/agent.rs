@@ -14,6 +14,7 @@ use trellis_control::world::World;
 use crate::cli::Agent;
 use crate::kernel;
 use crate::machine::ThisMachine;
+use crate::serve::Links;
 
 /// Makes this process fit to look after volumes: what it makes is for its user alone, because the store holds secrets
 /// and the private mounts show every volume. Returns the data directory, made if it is absent.
@@ -37,9 +38,9 @@ pub fn settings(node: &str, agent: &Agent) -> Settings {
 }
 
 /// This machine, with that data directory.
-pub fn machine(data: &Path, agent: &Agent) -> anyhow::Result<Arc<ThisMachine>> {
+pub fn machine(data: &Path, links: Links, agent: &Agent) -> anyhow::Result<Arc<ThisMachine>> {
     let silence = Duration::from_secs(agent.silent_target_seconds);
-    let machine = ThisMachine::new(data, silence);
+    let machine = ThisMachine::new(data, silence, links);
     let machine = machine.with_context(|| format!("{} cannot be used", data.display()))?;
     Ok(Arc::new(machine))
 }

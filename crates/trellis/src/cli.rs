@@ -153,6 +153,12 @@ pub struct Up {
     /// Serve metrics for Prometheus at this address (plain HTTP, /metrics); port 0 takes a free one
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<std::net::SocketAddr>,
+    /// The address of this machine at which other nodes reach its copies; none if not given, and nothing listens then
+    #[arg(long, value_name = "IP")]
+    pub link_address: Option<std::net::IpAddr>,
+    /// How long the certificates last that nodes prove themselves with to each other; renewed after two thirds
+    #[arg(long, value_name = "TIME", default_value = "2160h", value_parser = parse_duration)]
+    pub certificate_life: Duration,
 }
 
 /// `trellis down`

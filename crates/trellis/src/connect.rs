@@ -10,7 +10,7 @@ use kube::{Api, Client, Config, ResourceExt};
 
 use crate::cli::Global;
 use crate::exit::{Ended, from_service, remember_address};
-use crate::up::host_name;
+use crate::up::{NODE_FILE, host_name};
 
 /// A connection, and the namespace to look in.
 pub struct Service {
@@ -18,6 +18,8 @@ pub struct Service {
     pub client: Client,
     /// The namespace that was given, or that of the kubeconfig.
     pub namespace: String,
+    /// The data directory of the service on this machine.
+    data: PathBuf,
 }
 
 /// Connects by `--kubeconfig`, then `KUBECONFIG`, then the data directory.
@@ -48,23 +50,31 @@ pub async fn connect(global: &Global) -> anyhow::Result<Service> {
         .unwrap_or_else(|| config.default_namespace.clone());
     let client =
         Client::try_from(config).context("no connection can be made from the kubeconfig")?;
-    Ok(Service { client, namespace })
+    Ok(Service {
+        client,
+        namespace,
+        data: global.data.clone(),
+    })
 }
 
-/// The node that this machine is: the only one there is, or the one with this machine's name.
-pub async fn own_node(client: &Client) -> anyhow::Result<String> {
-    let nodes = Api::<Node>::all(client.clone());
+/// The node that this machine is: the only one there is, or the one that the service on this machine has been, or the
+/// one with this machine's name.
+pub async fn own_node(service: &Service) -> anyhow::Result<String> {
+    let nodes = Api::<Node>::all(service.client.clone());
     let nodes = nodes
         .list(&ListParams::default())
         .await
         .map_err(|error| from_service(error, "the nodes"))?;
     let names: Vec<String> = nodes.iter().map(|node| node.name_any()).collect();
+    let memory = service.data.join(NODE_FILE);
+    let remembered = trellis_files::read_whole(&memory, |_| true);
+    let remembered = remembered.ok().flatten();
     match names.as_slice() {
         [only] => Ok(only.clone()),
-        several => several
-            .iter()
-            .find(|name| **name == host_name())
-            .cloned()
+        several => remembered
+            .into_iter()
+            .chain([host_name()])
+            .find(|name| several.contains(name))
             .with_context(|| {
                 format!(
                     "this machine ({}) is none of the nodes {}",

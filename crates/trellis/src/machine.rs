@@ -7,7 +7,7 @@ mod copies;
 mod hold;
 mod pools;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use trellis_api::about::About;
 use trellis_engine::replica::{Pool, Replica};
 
 pub use self::consumers::fill;
-use crate::serve::{Supervisor, TargetStatus, Wake};
+use crate::serve::{Links, Supervisor, TargetStatus, Wake};
 
 /// This machine. Private mounts and notes about filesystems in the making live in its data directory.
 pub struct ThisMachine {
@@ -34,8 +34,8 @@ pub struct ThisMachine {
 }
 
 impl ThisMachine {
-    /// The machine with `data` as its own directory.
-    pub fn new(data: &Path, target_silence_max: Duration) -> std::io::Result<Self> {
+    /// The machine with `data` as its own directory, which is a node with these links.
+    pub fn new(data: &Path, target_silence_max: Duration, links: Links) -> std::io::Result<Self> {
         let (mounts, notes) = (data.join("mounts"), data.join("formatting"));
         trellis_files::make_directory(&mounts)?;
         trellis_files::make_directory(&notes)?;
@@ -44,7 +44,7 @@ impl ThisMachine {
             mounts,
             notes,
             pools: Mutex::default(),
-            processes: Arc::new(Supervisor::new(data.join("run"), target_silence_max)),
+            processes: Arc::new(Supervisor::new(data.join("run"), target_silence_max, links)),
             descriptions: Mutex::default(),
             replicas: Mutex::default(),
         })
@@ -53,6 +53,11 @@ impl ThisMachine {
     /// From now on reports which volume to look at when something happens to its processes.
     pub fn listen_to_processes(&self, wake: Wake) -> std::io::Result<()> {
         self.processes.listen(wake)
+    }
+
+    /// Sets the nodes that there are. One that is gone loses its links at once.
+    pub fn know_nodes(&self, nodes: BTreeSet<String>) {
+        self.processes.know_nodes(nodes);
     }
 
     /// What the target of a volume says; none if it does not run or does not answer. This may take a few seconds.

@@ -6,6 +6,7 @@ mod cli;
 mod cmd;
 mod connect;
 mod crash;
+mod credentials;
 mod exit;
 mod incarnation;
 mod kernel;

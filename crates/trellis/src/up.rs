@@ -12,12 +12,14 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use trellis_api::NodeName;
 use trellis_api::kinds::{Pool, Replica};
 use trellis_apiserver::pki::Pki;
-use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
+use trellis_apiserver::{EmbeddedApi, User, kubeconfig, listen};
 use trellis_control::bootstrap::{Defaults, bootstrap};
 use trellis_control::claim::finish::Claims;
 use trellis_control::node::machine::Machine;
+use trellis_control::nodes::Signer;
 use trellis_control::run;
 use trellis_control::world::World;
 use trellis_engine::replica::survey;
@@ -25,10 +27,18 @@ use trellis_node::volume::lock_holder;
 
 use crate::agent;
 use crate::cli::{Global, Up};
+use crate::credentials;
 use crate::metrics::{self, Sources};
+use crate::serve::Links;
 
 /// How long a predecessor that was killed may take until it is gone.
 const PREDECESSOR_ENDS: Duration = Duration::from_secs(60);
+
+/// The group of the users that are nodes; as in Kubernetes.
+const NODES: &str = "system:nodes";
+
+/// The file in the data directory that remembers which node this machine is.
+pub const NODE_FILE: &str = "node";
 
 /// The file in the data directory that says where metrics are.
 const METRICS_FILE: &str = "metrics";
@@ -169,7 +179,8 @@ async fn start(
     bootstrap(&api.client(), &defaults)
         .await
         .context("the first objects cannot be stored")?;
-    let machine = agent::machine(data, &up.agent)?;
+    let links = Links::new(data, node, up.link_address);
+    let machine = agent::machine(data, links, &up.agent)?;
     let world = Arc::new(World::new());
     let mut tasks = run::start(
         api.client(),
@@ -179,12 +190,34 @@ async fn start(
         Arc::new(Claims(world.clone())),
     )
     .await;
+    start_credentials(api, data, node, up, &mut tasks)?;
+    tasks.spawn(credentials::follow_nodes(api.client(), machine.clone()));
     agent::attend(&world, api.client(), node, &machine, &mut tasks)?;
     if let Some(listener) = metrics {
         let sources = Sources::new(world, node.to_owned(), api.clone(), machine, started);
         tasks.spawn(metrics::serve(listener, Arc::new(sources)));
     }
     Ok(tasks)
+}
+
+/// Signs for the nodes of the home, and gets this node its certificate the way that every node does. Nobody waits for
+/// either.
+fn start_credentials(
+    api: &EmbeddedApi,
+    data: &Path,
+    node: &str,
+    up: &Up,
+    tasks: &mut tokio::task::JoinSet<()>,
+) -> anyhow::Result<()> {
+    let (authority, earlier) = credentials::open_authority(data)?;
+    let signer = Signer::new(api.client(), authority, earlier, up.certificate_life);
+    tasks.spawn(signer.run());
+    let node: NodeName = node
+        .parse()
+        .with_context(|| format!("this node cannot be called {node:?}"))?;
+    let client = api.client_as(User::new(node.user(), &[NODES]));
+    tasks.spawn(credentials::keep_certificate(client, node, data.to_owned()));
+    Ok(())
 }
 
 /// Listens for scrapers if asked to. The address is in the data directory while the service runs, because the kernel
@@ -223,7 +256,7 @@ fn forget_metrics(data: &Path) -> anyhow::Result<()> {
 /// carry it, so it does not change with the host's name. If the file that remembers it is lost, the stored pools still
 /// know it.
 async fn node_name(told: Option<&str>, data: &Path, api: &EmbeddedApi) -> anyhow::Result<String> {
-    let memory = data.join("node");
+    let memory = data.join(NODE_FILE);
     let last = trellis_files::read_whole(&memory, |_| true)
         .with_context(|| format!("{} cannot be read", memory.display()))?;
     let known = match last {

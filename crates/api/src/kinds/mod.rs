@@ -27,14 +27,22 @@ pub use target::{
 };
 pub use volume::{
     COPIES_HELD, ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult,
-    POOL_FULL, Placement, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec,
-    VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence,
+    IscsiAccess, POOL_FULL, Placement, PortalAt, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume,
+    VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.
 pub const GROUP: &str = "trellis.dev";
 /// The provisioner's name in a StorageClass.
 pub const PROVISIONER: &str = "trellis.dev";
+/// The namespace of what belongs to no claim: the authority of the home, and secrets of volumes.
+pub const SYSTEM_NAMESPACE: &str = "trellis-system";
+/// The ConfigMap there in which nodes find the certificates of the home's authority.
+pub const AUTHORITY: &str = "trellis-authority";
+/// The entry of that ConfigMap.
+pub const AUTHORITY_ENTRY: &str = "ca.crt";
+/// The type of the Secret there that has what initiators of a volume must know.
+pub const CHAP_SECRET: &str = "trellis.dev/chap";
 /// The label by which a Target or Replica names its volume.
 pub const VOLUME_LABEL: &str = "trellis.dev/volume";
 /// The finalizer that keeps a Replica until its files are gone.

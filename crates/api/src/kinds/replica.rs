@@ -77,9 +77,15 @@ pub struct ReplicaStatus {
     /// The file that holds the bytes, on its node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Where its process can be reached, if it is one of several copies.
+    /// Where its process can be reached on its node, if it is one of several copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// Where other nodes reach its process, `tls:NODE@IP:PORT`; none if its node has no address for links.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+    /// What keeps other nodes from reaching it: which one was refused lately and why, or why nobody can be listened to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_hold: Option<Hold>,
     /// What the bytes are, as far as it can be told without mounting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Content>,

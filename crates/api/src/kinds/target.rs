@@ -159,6 +159,9 @@ pub struct ReplicaSeen {
     /// Its pool has no space left for what was not written before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub full: bool,
+    /// Why the target and the copy's node do not let each other in, if they are on two nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_hold: Option<Hold>,
 }
 
 /// How a copy is.

@@ -104,12 +104,51 @@ pub struct VolumeSpec {
     /// Whether two copies may be on one filesystem. If not, they never count as two there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_shared_disk: bool,
+    /// How initiators may use it, if it is behind a target. Decided when the volume is made.
+    #[serde(default, skip_serializing_if = "IscsiAccess::is_usual")]
+    pub iscsi: IscsiAccess,
     /// With which copies the volume goes on after others were lost for good; the last such decision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
     /// The growth that led to the present goal; none while it has the size it was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growth: Option<GrowthRequest>,
+}
+
+/// How initiators may use a volume by iSCSI. Every initiator must know the volume's secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct IscsiAccess {
+    /// Where its target answers.
+    #[serde(default)]
+    pub portal: PortalAt,
+    /// The names of the initiators that may log in; any, if it names none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub initiators: Vec<String>,
+    /// Whether the target proves itself to initiators that ask for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mutual_chap: bool,
+    /// Whether initiators may only read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+}
+
+impl IscsiAccess {
+    /// Whether nothing else than usual is asked for.
+    pub fn is_usual(&self) -> bool {
+        *self == IscsiAccess::default()
+    }
+}
+
+/// Where a target answers initiators.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PortalAt {
+    /// On loopback: programs on the target's node.
+    #[default]
+    Loopback,
+    /// At the address of the target's node for links.
+    Node,
 }
 
 /// What becomes of requests to a volume of which too few copies are there.

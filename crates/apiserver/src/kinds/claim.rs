@@ -7,7 +7,7 @@ use super::{
     Names, at, built_in, check_access_modes, check_volume_mode, columns, fill, quantity, text,
     texts, typed,
 };
-use crate::kind::{Change, FieldError, Kind, Peers};
+use crate::kind::{Change, FieldError, Kind, Part, Peers};
 use crate::{meta, names};
 
 const REQUEST: &str = "/spec/resources/requests/storage";
@@ -71,7 +71,7 @@ fn admit(claim: &mut Value, peers: &Peers<'_>) {
 
 fn validate(change: Change<'_>) -> Vec<FieldError> {
     let claim = change.new;
-    if change.to_status {
+    if change.part != Part::Main {
         return Vec::new();
     }
     let mut errors = Vec::new();
@@ -225,7 +225,9 @@ fn mutable_removed(claim: &Value, old: &Value) -> Value {
 /// Growth is for classes that allow it.
 fn forbid(change: Change<'_>) -> Option<String> {
     let old = change.old?;
-    if change.to_status || quantity::nanos(change.new, REQUEST)? <= quantity::nanos(old, REQUEST)? {
+    if change.part != Part::Main
+        || quantity::nanos(change.new, REQUEST)? <= quantity::nanos(old, REQUEST)?
+    {
         return None;
     }
     if text(old, "/status/phase") != "Bound" {

@@ -11,7 +11,7 @@ pub(crate) use pod::POD;
 pub(crate) use trellis::{ATTACHMENT, POOL, REPLICA, TARGET, VOLUME};
 
 use jiff::Timestamp;
-use read::{age, count, item, or, since, text};
+use read::{age, condition, count, human_duration, item, or, since, text};
 use serde_json::{Value, json};
 
 use crate::kind::Column;
@@ -62,6 +62,24 @@ pub(crate) static LEASE: &[Column] = &[
         text(o, "/spec/holderIdentity")
     }),
     AGE,
+];
+
+pub(crate) static SIGNING_REQUEST: &[Column] = &[
+    NAME,
+    AGE,
+    column("SignerName", 0, "Who shall sign.", |o, _| {
+        text(o, "/spec/signerName")
+    }),
+    column("Requestor", 0, "Who asks.", |o, _| {
+        text(o, "/spec/username")
+    }),
+    column(
+        "RequestedDuration",
+        0,
+        "How long the certificate shall last.",
+        requested_duration,
+    ),
+    column("Condition", 0, "What was decided.", request_condition),
 ];
 
 pub(crate) static NODE: &[Column] = &[
@@ -370,6 +388,29 @@ fn storage_class_name(class: &Value, _now: Timestamp) -> Value {
         ""
     };
     json!(format!("{}{suffix}", str_of(class, "/metadata/name")))
+}
+
+fn requested_duration(request: &Value, _now: Timestamp) -> Value {
+    match item(request, "/spec/expirationSeconds").and_then(Value::as_i64) {
+        Some(seconds) => json!(human_duration(seconds)),
+        None => json!(NONE),
+    }
+}
+
+/// `Approved,Issued`, as kubectl's users know it.
+fn request_condition(request: &Value, _now: Timestamp) -> Value {
+    let decided = |kind: &&str| condition(request, kind).is_some();
+    let mut words: Vec<&str> = ["Approved", "Denied", "Failed"]
+        .into_iter()
+        .filter(decided)
+        .collect();
+    if words.is_empty() {
+        words.push("Pending");
+    }
+    if item(request, "/status/certificate").is_some() {
+        words.push("Issued");
+    }
+    json!(words.join(","))
 }
 
 fn node_status(node: &Value, _now: Timestamp) -> Value {

@@ -3,6 +3,7 @@
 pub(crate) mod columns;
 pub(crate) mod earlier;
 
+mod certificate;
 mod claim;
 mod core;
 mod pod;
@@ -36,6 +37,7 @@ pub(crate) fn all() -> &'static [Kind] {
             core::event(),
             storage::storage_class(),
             storage::lease(),
+            certificate::signing_request(),
             review::access(),
             review::rules(),
             trellis::pool(),
@@ -75,6 +77,9 @@ where
         categories: &[],
         namespaced: false,
         status: false,
+        approval: false,
+        keep: |_, _, _| {},
+        sign: |_, _| {},
         normalise: typed::<T>,
         schema: T::json_schema,
         default: |_| {},

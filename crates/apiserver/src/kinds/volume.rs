@@ -7,7 +7,7 @@ use super::{
     Names, at, built_in, check_access_modes, check_volume_mode, columns, fill, immutable, quantity,
     text, texts, typed,
 };
-use crate::kind::{Change, FieldError, Kind};
+use crate::kind::{Change, FieldError, Kind, Part};
 use crate::names;
 
 const PROTECTION: &str = "kubernetes.io/pv-protection";
@@ -64,7 +64,7 @@ pub(super) fn row() -> Kind {
 
 fn validate(change: Change<'_>) -> Vec<FieldError> {
     let volume = change.new;
-    if change.to_status {
+    if change.part != Part::Main {
         return Vec::new();
     }
     let mut errors = Vec::new();

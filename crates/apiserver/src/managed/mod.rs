@@ -9,6 +9,7 @@ pub(crate) mod walk;
 
 use serde_json::{Value, json};
 
+use crate::User;
 use crate::kind::Kind;
 use crate::meta;
 use crate::status::Status;
@@ -26,6 +27,7 @@ pub(crate) struct Writer {
     pub(crate) manager: String,
     pub(crate) subresource: &'static str,
     pub(crate) now: String,
+    pub(crate) user: User,
 }
 
 /// One entry of `metadata.managedFields`.

@@ -78,6 +78,20 @@ pub(super) fn of(kinds: &[&Kind]) -> Map<String, Value> {
                 ),
             );
         }
+        if kind.approval {
+            paths.insert(
+                format!("{object}/approval"),
+                item(
+                    kind,
+                    true,
+                    &[
+                        Verb::ReadApproval,
+                        Verb::ReplaceApproval,
+                        Verb::PatchApproval,
+                    ],
+                ),
+            );
+        }
         paths.insert(
             object,
             item(
@@ -103,6 +117,9 @@ enum Verb {
     ReadStatus,
     ReplaceStatus,
     PatchStatus,
+    ReadApproval,
+    ReplaceApproval,
+    PatchApproval,
 }
 
 impl Verb {
@@ -120,18 +137,23 @@ impl Verb {
             Verb::ReadStatus => ("get", "get", "read", "Status"),
             Verb::ReplaceStatus => ("put", "put", "replace", "Status"),
             Verb::PatchStatus => ("patch", "patch", "patch", "Status"),
+            Verb::ReadApproval => ("get", "get", "read", "Approval"),
+            Verb::ReplaceApproval => ("put", "put", "replace", "Approval"),
+            Verb::PatchApproval => ("patch", "patch", "patch", "Approval"),
         }
     }
 
     fn query(self) -> Vec<Value> {
         let parameters: &[_] = match self {
             Verb::ListEverywhere | Verb::List | Verb::DeleteAll => &LIST,
-            Verb::Create | Verb::Replace | Verb::ReplaceStatus => {
+            Verb::Create | Verb::Replace | Verb::ReplaceStatus | Verb::ReplaceApproval => {
                 &[DRY_RUN, FIELD_MANAGER, FIELD_VALIDATION]
             }
-            Verb::Patch | Verb::PatchStatus => &[DRY_RUN, FIELD_MANAGER, FIELD_VALIDATION, FORCE],
+            Verb::Patch | Verb::PatchStatus | Verb::PatchApproval => {
+                &[DRY_RUN, FIELD_MANAGER, FIELD_VALIDATION, FORCE]
+            }
             Verb::Delete => &[DRY_RUN],
-            Verb::Read | Verb::ReadStatus => &[],
+            Verb::Read | Verb::ReadStatus | Verb::ReadApproval => &[],
         };
         parameters
             .iter()
@@ -207,14 +229,14 @@ fn operation(kind: &Kind, verb: Verb) -> Value {
         "x-kubernetes-group-version-kind": group_version_kind(kind),
     });
     match verb {
-        Verb::Create | Verb::Replace | Verb::ReplaceStatus => {
+        Verb::Create | Verb::Replace | Verb::ReplaceStatus | Verb::ReplaceApproval => {
             operation["requestBody"] = body(&component_name(kind), &["*/*"]);
         }
-        Verb::Patch | Verb::PatchStatus => {
+        Verb::Patch | Verb::PatchStatus | Verb::PatchApproval => {
             operation["requestBody"] = body(PATCH, patch_types(kind))
         }
         Verb::Delete | Verb::DeleteAll => operation["requestBody"] = body(DELETE_OPTIONS, &["*/*"]),
-        Verb::List | Verb::ListEverywhere | Verb::Read | Verb::ReadStatus => {}
+        Verb::List | Verb::ListEverywhere | Verb::Read | Verb::ReadStatus | Verb::ReadApproval => {}
     }
     operation
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Answer, Call};
 use crate::cascade::{Propagation, Sweep};
-use crate::kind::Kind;
+use crate::kind::{Kind, Part};
 use crate::meta;
 use crate::request::{Query, parse_body};
 use crate::status::{Status, success};
@@ -140,7 +140,7 @@ fn unknown_policy(policy: &str) -> Status {
 pub(crate) async fn delete(call: Call<'_>, body: Bytes) -> Result<Answer, Status> {
     let kind = call.kind();
     let id = call.id()?;
-    if call.target.status {
+    if call.target.part != Part::Main {
         return Err(Status::method_not_allowed());
     }
     let options = Options::read(&call.query, call.header(http::header::CONTENT_TYPE), &body)?;

@@ -12,6 +12,7 @@ pub(crate) mod watch;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
+use crate::User;
 use crate::kind::Kind;
 use crate::managed::Writer;
 use crate::meta;
@@ -31,6 +32,8 @@ pub(crate) struct Call<'a> {
     pub(crate) target: Target,
     pub(crate) query: Query,
     pub(crate) headers: HeaderMap,
+    /// Who asks.
+    pub(crate) user: User,
 }
 
 /// An answer that is not a stream.
@@ -93,7 +96,8 @@ impl Call<'_> {
         let cut = manager.floor_char_boundary(MANAGER_BYTES_MAX.min(manager.len()));
         Writer {
             manager: manager[..cut].to_owned(),
-            subresource: if self.target.status { "status" } else { "" },
+            user: self.user.clone(),
+            subresource: self.target.part.name(),
             now: meta::time(jiff::Timestamp::now()),
         }
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Answer, Call};
 use crate::decode::{self, FieldValidation};
-use crate::kind::{FieldError, Kind};
+use crate::kind::{FieldError, Kind, Part};
 use crate::managed::{self, Writer};
 use crate::meta;
 use crate::patch::Patch;
@@ -24,7 +24,7 @@ struct Job {
     id: Id,
     patch: Patch,
     validation: FieldValidation,
-    to_status: bool,
+    part: Part,
     writer: Writer,
 }
 
@@ -41,7 +41,7 @@ pub(crate) async fn patch(call: Call<'_>, body: Bytes) -> Result<Answer, Status>
         id: call.id()?,
         patch: read(&call, &body)?,
         validation: FieldValidation::parse(call.query.get("fieldValidation"))?,
-        to_status: call.target.status,
+        part: call.target.part,
         writer: call.writer(),
     };
     let done = call.store.write(move |txn| {
@@ -174,7 +174,7 @@ impl Job {
             id,
             old,
             new: decoded.object,
-            to_status: self.to_status,
+            part: self.part,
             ownership: Ownership::Record,
         };
         let stored = pipeline::replace(txn, replacement, &self.writer)?;
@@ -227,7 +227,7 @@ impl Job {
         }
         let configuration = self.configuration(sent, live.as_ref())?;
         let Some(old) = live else {
-            if self.to_status {
+            if self.part != Part::Main {
                 return Err(Status::not_found(kind, &id.place.name));
             }
             // Whoever names a uid means one object, and that one is gone: another may not take its place.
@@ -265,7 +265,7 @@ impl Job {
             id,
             old,
             new,
-            to_status: self.to_status,
+            part: self.part,
             ownership: Ownership::Done,
         };
         let stored = pipeline::replace(txn, replacement, writer)?;
@@ -316,7 +316,7 @@ impl Job {
         let mut configuration = decode::restricted(&alone, sent);
         let map = meta::as_map(&mut configuration);
         if kind.status {
-            if self.to_status {
+            if self.part != Part::Main {
                 map.retain(|field, _| matches!(field.as_str(), "status" | "apiVersion" | "kind"));
             } else {
                 map.remove("status");

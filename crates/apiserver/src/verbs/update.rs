@@ -17,7 +17,7 @@ pub(crate) async fn update(call: Call<'_>, body: Bytes) -> Result<Answer, Status
     let value = request::parse_body(call.header(http::header::CONTENT_TYPE), &body)?;
     let (new, warnings) = decode::object(kind, value, validation)?;
     let writer = call.writer();
-    let to_status = call.target.status;
+    let part = call.target.part;
     let stored = call.store.write(move |txn| {
         let old = txn
             .get(&id)
@@ -28,7 +28,7 @@ pub(crate) async fn update(call: Call<'_>, body: Bytes) -> Result<Answer, Status
             id: &id,
             old,
             new,
-            to_status,
+            part,
             ownership: Ownership::Record,
         };
         let stored = pipeline::replace(txn, replacement, &writer)?;

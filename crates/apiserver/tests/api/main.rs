@@ -1,6 +1,7 @@
 //! The embedded API, driven from outside: through HTTP requests and through `kube::Client`.
 #![allow(clippy::unwrap_used)]
 
+mod certificates;
 mod client;
 mod deletion;
 mod durability;

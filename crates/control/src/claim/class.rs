@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::storage::v1::StorageClass;
 use trellis_api::kinds::{
-    FSTYPE_PARAMETER, FilesystemKind, PROVISIONER, SCRUB_INTERVAL_SECONDS, Via, WhenBelowQuorum,
-    WhenFull,
+    FSTYPE_PARAMETER, FilesystemKind, IscsiAccess, PROVISIONER, PortalAt, SCRUB_INTERVAL_SECONDS,
+    Via, WhenBelowQuorum, WhenFull,
 };
 use trellis_api::{Hold, HoldReason, MountOptions};
 
@@ -38,6 +38,8 @@ pub struct Class {
     pub scrub_interval_seconds: u64,
     /// Whether two copies may be on one filesystem.
     pub allow_shared_disk: bool,
+    /// How initiators may use its volumes.
+    pub iscsi: IscsiAccess,
     /// The options that its filesystems are mounted with; all of them are honoured.
     pub mount_options: Vec<String>,
     /// Whether a claim waits until something uses it.
@@ -73,6 +75,7 @@ impl Class {
             checksums: true,
             scrub_interval_seconds: SCRUB_INTERVAL_SECONDS,
             allow_shared_disk: false,
+            iscsi: IscsiAccess::default(),
             mount_options: class.mount_options.clone().unwrap_or_default(),
             waits_for_consumer: class.volume_binding_mode.as_deref()
                 == Some("WaitForFirstConsumer"),
@@ -107,6 +110,10 @@ impl Class {
         if read.replicas > 1 {
             read.via = read.via.or(Some(Via::Fuse));
         }
+        if let Some(why) = read.iscsi_contradicts() {
+            let message = format!("StorageClass {name:?} {why}.");
+            return Err(Hold::new(HoldReason::ClassInvalid, message));
+        }
         if read.consistency_factor == 0 {
             read.consistency_factor = read.replicas / 2 + 1;
         }
@@ -118,6 +125,24 @@ impl Class {
             return Err(Hold::new(HoldReason::ClassInvalid, message));
         }
         Ok(read)
+    }
+
+    /// Why initiators cannot have what the class promises them.
+    fn iscsi_contradicts(&self) -> Option<&'static str> {
+        if self.iscsi.is_usual() {
+            return None;
+        }
+        match self.via {
+            None => Some(
+                "has parameters that begin with iscsi, and its volumes have no target that initiators could use; \
+                 ask for several replicas, or for via: fuse",
+            ),
+            Some(Via::Iscsi) => Some(
+                "has via: iscsi, so that the node itself is the initiator, and also parameters that begin with iscsi, \
+                 which are for others; ask for via: fuse",
+            ),
+            Some(Via::Fuse | Via::Local) => None,
+        }
     }
 
     /// Takes in one parameter, or returns what would have been allowed.
@@ -195,6 +220,30 @@ impl Class {
                 self.allow_shared_disk = value.parse().map_err(|_| "\"true\" or \"false\"")?;
                 Ok(())
             }
+            "iscsiPortal" => {
+                self.iscsi.portal = match value {
+                    "loopback" => PortalAt::Loopback,
+                    "node" => PortalAt::Node,
+                    _ => return Err("\"loopback\" or \"node\""),
+                };
+                Ok(())
+            }
+            "iscsiInitiators" => {
+                let names = value.split(',').map(|name| name.trim().to_owned());
+                self.iscsi.initiators = names.collect();
+                let are_names = self.iscsi.initiators.iter().all(|name| is_initiator(name));
+                are_names.then_some(()).ok_or(
+                    "names of initiators with commas between them, each in small letters and beginning with iqn., eui. or naa.",
+                )
+            }
+            "iscsiMutualChap" => {
+                self.iscsi.mutual_chap = value.parse().map_err(|_| "\"true\" or \"false\"")?;
+                Ok(())
+            }
+            "iscsiReadOnly" => {
+                self.iscsi.read_only = value.parse().map_err(|_| "\"true\" or \"false\"")?;
+                Ok(())
+            }
             FSTYPE_PARAMETER => {
                 self.filesystem = value.parse().map_err(|_| "xfs, btrfs, ext4 or ext3")?;
                 Ok(())
@@ -202,10 +251,21 @@ impl Class {
             // Secrets and the like belong to the CSI sidecars, which read them themselves.
             other if other.starts_with("csi.storage.k8s.io/") => Ok(()),
             _ => Err(
-                "one of engine, replicas, consistencyFactor, via, pools, thick, checksums, scrubInterval, onlineGrowth, whenBelowQuorum, whenFull, patience, allowSharedDisk and csi.storage.k8s.io/fstype",
+                "one of engine, replicas, consistencyFactor, via, pools, thick, checksums, scrubInterval, onlineGrowth, whenBelowQuorum, whenFull, patience, allowSharedDisk, iscsiPortal, iscsiInitiators, iscsiMutualChap, iscsiReadOnly and csi.storage.k8s.io/fstype",
             ),
         }
     }
+}
+
+/// Whether that can be the name of an initiator.
+fn is_initiator(name: &str) -> bool {
+    const BYTES_MAX: usize = 223;
+    let is_sound =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.:".contains(&byte);
+    let begins = ["iqn.", "eui.", "naa."];
+    begins.iter().any(|begin| name.starts_with(begin))
+        && name.len() <= BYTES_MAX
+        && name.bytes().all(is_sound)
 }
 
 /// A time in whole seconds.
@@ -320,6 +380,34 @@ mod tests {
         assert_eq!(via(&asked[..1]), Some(Via::Iscsi));
     }
 
+    // Fails if what initiators may do is not what the class says, or is promised where there is no target for it.
+    #[test]
+    fn initiators_get_what_the_class_says_and_only_behind_a_target() {
+        let asked = [
+            ("replicas", "3"),
+            ("iscsiPortal", "node"),
+            (
+                "iscsiInitiators",
+                "iqn.2026-11.dev.example:a, eui.02004567a425678d",
+            ),
+            ("iscsiMutualChap", "true"),
+            ("iscsiReadOnly", "true"),
+        ];
+        let read = Class::read(&class(&asked)).expect("a valid class").iscsi;
+        assert_eq!(read.portal, PortalAt::Node);
+        assert_eq!(read.initiators.len(), 2);
+        assert!(read.mutual_chap && read.read_only && !read.is_usual());
+        assert!(Class::read(&class(&asked[..1])).is_ok_and(|class| class.iscsi.is_usual()));
+        for parameter in &asked[1..] {
+            for (via, words) in [(None, "no target"), (Some(("via", "iscsi")), "via: iscsi")] {
+                let parameters: Vec<_> = via.into_iter().chain([*parameter]).collect();
+                let hold = Class::read(&class(&parameters)).expect_err("refused");
+                assert_eq!(hold.reason, HoldReason::ClassInvalid);
+                assert!(hold.message.contains(words), "{}", hold.message);
+            }
+        }
+    }
+
     // Fails if a misspelt or impossible parameter is taken as if it were not there.
     #[test]
     fn parameters_that_are_not_understood_are_refused() {
@@ -341,6 +429,11 @@ mod tests {
             ("pools", "a,,b"),
             (FSTYPE_PARAMETER, "ntfs"),
             ("engine", "zfs"),
+            ("iscsiPortal", "everywhere"),
+            ("iscsiInitiators", "iqn.2026-11.dev.example:a,,"),
+            ("iscsiInitiators", "IQN.2026-11.dev.example:a"),
+            ("iscsiMutualChap", "perhaps"),
+            ("iscsiReadOnly", "perhaps"),
         ] {
             let hold = Class::read(&class(&[bad])).expect_err("refused");
             assert_eq!(hold.reason, HoldReason::ClassInvalid);

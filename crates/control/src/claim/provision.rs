@@ -238,6 +238,7 @@ fn new_volume(view: &View, claim: &PersistentVolumeClaim, class: &Class, size: B
         when_full: class.when_full,
         patience_seconds: class.patience_seconds,
         allow_shared_disk: class.allow_shared_disk,
+        iscsi: class.iscsi.clone(),
         recovery: None,
         growth: None,
     };

@@ -254,6 +254,8 @@ impl Copies for Model {
             size: copy.size,
             data: place.pool.join(&place.name),
             address: format!("unix:/{}", place.name),
+            link: None,
+            link_hold: None,
         })
     }
 
@@ -281,6 +283,10 @@ impl Copies for Model {
     fn retire_target(&self, volume: &str) -> Result<(), Hold> {
         self.state().retire_target(volume);
         Ok(())
+    }
+
+    fn earlier_secret(&self, _volume: &str) -> Option<String> {
+        None
     }
 
     fn target_backing(&self, volume: &str) -> PathBuf {

@@ -165,6 +165,7 @@ impl State {
             repair_left: Bytes::ZERO,
             repair_total: Bytes::ZERO,
             full: false,
+            link_hold: None,
         };
         let hold = || {
             let message = "Too few copies can be reached.".to_owned();

@@ -290,8 +290,8 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
     use trellis_api::kinds::{
-        AtPath, AttachmentSpec, AttachmentStatus, ClaimRef, CopiesWanted, PoolSpec, ReplicaSpec,
-        ReplicaStatus, TargetSpec, Volume, VolumeSpec,
+        AtPath, AttachmentSpec, AttachmentStatus, ClaimRef, CopiesWanted, IscsiAccess, PoolSpec,
+        ReplicaSpec, ReplicaStatus, TargetSpec, Volume, VolumeSpec,
     };
 
     const NODE: &str = "n";
@@ -365,6 +365,7 @@ mod tests {
             when_full: trellis_api::kinds::WhenFull::Wait,
             patience_seconds: None,
             allow_shared_disk: false,
+            iscsi: IscsiAccess::default(),
             recovery: None,
             growth: None,
         };

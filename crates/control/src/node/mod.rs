@@ -3,6 +3,7 @@
 
 pub mod machine;
 
+mod chap;
 mod climb;
 mod finisher;
 pub(crate) mod job;
@@ -12,6 +13,7 @@ pub(crate) mod report;
 mod returns;
 pub(crate) mod work;
 
+pub use chap::{ChapSecret, Secrets, secret_name, target_user};
 pub use finisher::{Finisher, NoClaims};
 pub use job::{Job, Node, UseJob};
 pub use pool::run as run_pools;

@@ -10,6 +10,7 @@ use trellis_api::kinds::{ATTACHMENT_FINALIZER, AttachmentPhase, RungStatus};
 use trellis_api::step::{self, Step};
 use trellis_api::{Observed, Rung};
 
+use super::chap::Secrets;
 use super::finisher::Finisher;
 use super::job::{Fate, Job, Node, UseJob, job};
 use super::machine::Machine;
@@ -41,6 +42,8 @@ pub struct Agent {
     pub ladders: Ladders,
     /// What was logged about each copy last.
     pub complaints: Complaints,
+    /// What initiators must know.
+    pub secrets: Secrets,
     /// Who is told that a claim has its size.
     pub finisher: Arc<dyn Finisher>,
 }
@@ -122,6 +125,10 @@ impl Agent {
             let all = stored.iter().all(|each| matches!(each, Written::Stored));
             return if all { Run::Done } else { Run::Failed };
         }
+        if let Err(error) = self.add_secret(&view, &mut job).await {
+            tracing::warn!(volume = key, %error, "the volume's secret cannot be read or made; it is tried again");
+            return Run::Failed;
+        }
         let (view, job) = (Arc::new(view), Arc::new(job));
         let Some(outcome) = self.work(&view, &job).await else {
             return Run::Failed;
@@ -136,6 +143,19 @@ impl Agent {
         let run = self.report(key, &view, &job, &outcome).await;
         self.describe(&job, &outcome).await;
         run
+    }
+
+    /// Adds what initiators must know to a target that runs here.
+    async fn add_secret(&self, view: &StoredVolume, job: &mut Job) -> Result<(), kube::Error> {
+        let target = job
+            .replicated
+            .as_mut()
+            .and_then(|several| several.target.as_mut());
+        if let (Some(target), Some(volume)) = (target, &view.volume) {
+            let earlier = || self.machine.copies.earlier_secret(&view.key);
+            target.place.secret = Some(self.secrets.of(&self.client, volume, earlier).await?);
+        }
+        Ok(())
     }
 
     /// Makes the copies on this node say about themselves what is stored about them now. Nobody waits for it.

@@ -119,6 +119,8 @@ fn measured(
             rung: Some(rung),
             path: path.or_else(|| old.path.clone()),
             address: None,
+            link: None,
+            link_hold: None,
             content: if outcome.stage.is_some() {
                 None
             } else {

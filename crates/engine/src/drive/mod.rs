@@ -43,7 +43,7 @@ pub use failure::{Failure, Trouble};
 pub use lent::Slot;
 pub use refusals::Refused;
 pub use room::Extent;
-pub use server::ReplicaServer;
+pub use server::{ReplicaLinks, ReplicaServer};
 pub use survey::{SurveyFault, survey};
 pub use tls::{CredentialFault, Credentials, NodeName, NodeNameError, Refusal, Side};
 pub use volume::{Compared, Ended, Volume, VolumeError, VolumeSettings, WhenFull};

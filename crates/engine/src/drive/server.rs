@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval};
 
 use super::core::{LocalReplica, Wish};
@@ -45,8 +45,7 @@ const UNSENT_BYTES_MAX: usize = 96 << 20;
 /// A replica that is being served. It ends when this is dropped.
 pub struct ReplicaServer {
     address: Address,
-    refusals: SharedRefusals,
-    allowed: watch::Sender<Allowed>,
+    links: ReplicaLinks,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     ended: oneshot::Receiver<Option<Error>>,
@@ -78,6 +77,7 @@ impl ReplicaServer {
         let name = settings.path.file_name().unwrap_or_default().to_owned();
         let replica = LocalReplica::open(settings)?;
         let (bound, address) = Bound::bind(listen, credentials)?;
+        let (doors, opened) = mpsc::unbounded_channel();
         let (allowed, allowed_now) = watch::channel(Arc::new(allowed));
         let refusals = SharedRefusals::default();
         let (stop, stopped) = oneshot::channel();
@@ -88,8 +88,13 @@ impl ReplicaServer {
             .map_err(|source| Error::Thread { source })?;
         let at = address.clone();
         let noted = refusals.clone();
+        let doorway = Doorway {
+            opened,
+            allowed: allowed_now,
+            refusals: noted,
+        };
         let run = move || {
-            let result = runtime.block_on(serve(replica, bound, allowed_now, noted, stopped));
+            let result = runtime.block_on(serve(replica, bound, doorway, stopped));
             if let Err(error) = &result {
                 tracing::error!("the replica at {at} ended: {}", in_full(error));
             }
@@ -102,8 +107,11 @@ impl ReplicaServer {
             .map_err(|source| Error::Thread { source })?;
         Ok(ReplicaServer {
             address,
-            refusals,
-            allowed,
+            links: ReplicaLinks {
+                refusals,
+                allowed: Arc::new(allowed),
+                doors,
+            },
             stop: Some(stop),
             thread: Some(thread),
             ended,
@@ -115,15 +123,19 @@ impl ReplicaServer {
         &self.address
     }
 
-    /// Sets the nodes that may serve the volume. New connections of others are refused from now on; those that there
-    /// are end within a second.
-    pub fn allow(&self, nodes: BTreeSet<NodeName>) {
-        self.allowed.send_replace(Arc::new(nodes));
+    /// Its links to other nodes, to be changed while it is served.
+    pub fn links(&self) -> &ReplicaLinks {
+        &self.links
     }
 
-    /// The connections that were refused lately, the latest at the end.
+    /// Sets the nodes that may serve the volume ([`ReplicaLinks::allow`]).
+    pub fn allow(&self, nodes: BTreeSet<NodeName>) {
+        self.links.allow(nodes);
+    }
+
+    /// The connections that were refused lately ([`ReplicaLinks::refusals`]).
     pub fn refusals(&self) -> Vec<Refused> {
-        self.refusals.lock().list()
+        self.links.refusals()
     }
 
     /// Waits until the replica is not served any more, and says why, unless it was stopped.
@@ -147,6 +159,42 @@ impl ReplicaServer {
                 let _ = std::fs::remove_file(path);
             }
         }
+    }
+}
+
+/// The links of a replica to other nodes. Clones are the same links.
+#[derive(Clone)]
+pub struct ReplicaLinks {
+    refusals: SharedRefusals,
+    allowed: Arc<watch::Sender<Allowed>>,
+    doors: mpsc::UnboundedSender<Option<Bound>>,
+}
+
+impl ReplicaLinks {
+    /// Listens at that address as well, for other nodes, from now on. What was opened like this before is closed, and
+    /// the connections of other nodes end with it. Answers the address with the port that the kernel chose, if it was
+    /// asked to.
+    pub fn open(&self, listen: &Address, credentials: &Credentials) -> Result<Address> {
+        let (bound, address) = Bound::bind(listen, Some(credentials))?;
+        // If the replica has ended, `ended` says so.
+        let _ = self.doors.send(Some(bound));
+        Ok(address)
+    }
+
+    /// Listens no longer where it was opened for other nodes, and ends their connections.
+    pub fn close(&self) {
+        let _ = self.doors.send(None);
+    }
+
+    /// Sets the nodes that may serve the volume. New connections of others are refused from now on; those that there
+    /// are end within a second.
+    pub fn allow(&self, nodes: BTreeSet<NodeName>) {
+        self.allowed.send_replace(Arc::new(nodes));
+    }
+
+    /// The connections that were refused lately, the latest at the end.
+    pub fn refusals(&self) -> Vec<Refused> {
+        self.refusals.lock().list()
     }
 }
 
@@ -205,9 +253,37 @@ impl Bound {
     }
 }
 
-enum Listener {
-    Unix(UnixListener),
-    Tls(Box<Gate>),
+/// What the doors of a server share, and those that are opened later.
+struct Doorway {
+    opened: mpsc::UnboundedReceiver<Option<Bound>>,
+    allowed: watch::Receiver<Allowed>,
+    refusals: SharedRefusals,
+}
+
+/// Where connections come in: on this machine, and from other nodes.
+#[derive(Default)]
+struct Doors {
+    near: Option<UnixListener>,
+    far: Option<Box<Gate>>,
+}
+
+impl Doors {
+    fn open(&mut self, bound: Bound, doorway: &Doorway) -> std::io::Result<()> {
+        match bound {
+            Bound::Unix(listener) => self.near = Some(UnixListener::from_std(listener)?),
+            Bound::Tls(listener, credentials) => {
+                let listener = TcpListener::from_std(listener)?;
+                let (allowed, refusals) = (doorway.allowed.clone(), doorway.refusals.clone());
+                self.far = Some(Box::new(Gate::new(
+                    listener,
+                    credentials,
+                    allowed,
+                    refusals,
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 struct Connection {
@@ -223,8 +299,8 @@ struct Connection {
 
 struct Server {
     replica: LocalReplica,
-    listener: Listener,
-    refusals: SharedRefusals,
+    doors: Doors,
+    doorway: Doorway,
     connections: BTreeMap<SessionId, Connection>,
     session_last: SessionId,
     look: Interval,
@@ -235,21 +311,17 @@ struct Server {
 async fn serve(
     replica: LocalReplica,
     bound: Bound,
-    allowed: watch::Receiver<Allowed>,
-    refusals: SharedRefusals,
+    doorway: Doorway,
     stopped: oneshot::Receiver<()>,
 ) -> Result<()> {
-    let listener = match bound {
-        Bound::Unix(listener) => UnixListener::from_std(listener).map(Listener::Unix),
-        Bound::Tls(listener, credentials) => TcpListener::from_std(listener).map(|listener| {
-            let gate = Gate::new(listener, credentials, allowed, refusals.clone());
-            Listener::Tls(Box::new(gate))
-        }),
-    };
+    let mut doors = Doors::default();
+    doors
+        .open(bound, &doorway)
+        .map_err(|source| Error::Thread { source })?;
     let mut server = Server {
         replica,
-        listener: listener.map_err(|source| Error::Thread { source })?,
-        refusals,
+        doors,
+        doorway,
         connections: BTreeMap::new(),
         session_last: 0,
         look: tokio::time::interval(LOOK_EVERY),
@@ -266,6 +338,7 @@ async fn serve(
 
 impl Server {
     fn turn(&mut self, context: &mut Context<'_>) -> Poll<Result<()>> {
+        self.open_doors(context);
         let mut again = self.accept(context);
         again |= self.receive(context);
         for (session, envelope) in self.received.drain(..) {
@@ -293,33 +366,46 @@ impl Server {
         Poll::Pending
     }
 
+    /// Opens and closes the door for other nodes as it was asked for.
+    fn open_doors(&mut self, context: &mut Context<'_>) {
+        while let Poll::Ready(Some(bound)) = self.doorway.opened.poll_recv(context) {
+            self.doors.far = None;
+            let is_far = |_: &SessionId, it: &mut Connection| it.node.is_some();
+            for (session, _) in self.connections.extract_if(.., is_far).collect::<Vec<_>>() {
+                self.forget(session);
+            }
+            if let Some(bound) = bound
+                && let Err(error) = self.doors.open(bound, &self.doorway)
+            {
+                tracing::error!("other nodes cannot be listened to: {error}");
+            }
+        }
+    }
+
     /// Takes new connections. Says whether there may be more.
     fn accept(&mut self, context: &mut Context<'_>) -> bool {
         let mut accepted = Vec::new();
-        let again = match &mut self.listener {
-            Listener::Unix(listener) => {
-                while let Poll::Ready(next) = listener.poll_accept(context) {
-                    match next {
-                        Ok((stream, _)) => accepted.push((Stream::Unix(stream), None)),
-                        Err(error) => {
-                            // Out of descriptors, or a connection that broke at once. The next look
-                            // tries again.
-                            tracing::warn!("could not accept a connection: {error}");
-                            break;
-                        }
+        if let Some(listener) = &self.doors.near {
+            while let Poll::Ready(next) = listener.poll_accept(context) {
+                match next {
+                    Ok((stream, _)) => accepted.push((Stream::Unix(stream), None)),
+                    Err(error) => {
+                        // Out of descriptors, or a connection that broke at once. The next look
+                        // tries again.
+                        tracing::warn!("could not accept a connection: {error}");
+                        break;
                     }
                 }
-                false
             }
-            Listener::Tls(gate) => {
-                let again = gate.poll_knocks(context);
-                while let Poll::Ready(entered) = gate.poll_entered(context) {
-                    let stream = Stream::Tls(Box::new(entered.stream));
-                    accepted.push((stream, Some(entered.node)));
-                }
-                again
+        }
+        let mut again = false;
+        if let Some(gate) = &mut self.doors.far {
+            again = gate.poll_knocks(context);
+            while let Poll::Ready(entered) = gate.poll_entered(context) {
+                let stream = Stream::Tls(Box::new(entered.stream));
+                accepted.push((stream, Some(entered.node)));
             }
-        };
+        }
         for (stream, node) in accepted {
             self.connect(context, stream, node);
         }
@@ -346,7 +432,8 @@ impl Server {
     }
 
     fn note(&self, link: &Link, by: Side, why: Refusal) {
-        self.refusals.lock().add(link.peer_ip(), by, why);
+        let mut refusals = self.doorway.refusals.lock();
+        refusals.add(link.peer_ip(), by, why);
     }
 
     /// Reads what has arrived. Says whether there may be more.
@@ -403,10 +490,12 @@ impl Server {
 
     fn end(&mut self, session: SessionId, error: &LinkError) {
         if let Some(connection) = self.connections.remove(&session) {
-            let own = match &self.listener {
-                Listener::Unix(_) => None,
-                Listener::Tls(gate) => Some(gate.node()),
-            };
+            let gate = self
+                .doors
+                .far
+                .as_ref()
+                .filter(|_| connection.node.is_some());
+            let own = gate.map(|gate| gate.node());
             match Refusal::behind(error, own, None) {
                 Some((by, why)) => self.note(&connection.link, by, why),
                 None if matches!(error, LinkError::Choked) => {
@@ -427,7 +516,7 @@ impl Server {
 
     /// Ends the connections of nodes that may not serve the volume any more. Says whether there were some.
     fn drop_revoked(&mut self) -> bool {
-        let Listener::Tls(gate) = &self.listener else {
+        let Some(gate) = &self.doors.far else {
             return false;
         };
         let revoked: Vec<_> = self

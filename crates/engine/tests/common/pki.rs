@@ -88,11 +88,8 @@ impl Home {
     pub(crate) fn write(&self, dir: &Path, name: &str, pair: &Pair) -> PathBuf {
         let dir = dir.join(name);
         std::fs::create_dir_all(&dir).unwrap();
-        for (file, text) in [
-            ("node.key", &pair.key),
-            ("node.crt", &pair.certificate),
-            ("ca.crt", &self.certificate),
-        ] {
+        let own = format!("{}\n{}", pair.key, pair.certificate);
+        for (file, text) in [("node.pem", &own), ("ca.crt", &self.certificate)] {
             let new = dir.join("new");
             std::fs::write(&new, text).unwrap();
             std::fs::rename(new, dir.join(file)).unwrap();

@@ -371,9 +371,14 @@ impl Copy {
         let now_seen = redundancy::seen(&view.stored, replica);
         let status = replica.status.clone().unwrap_or_default();
         let is_full = seen.is_some_and(|seen| seen.full);
+        // What the target says of a copy that it does not reach counts more than what strangers tried at the copy.
+        let unlinked = seen.and_then(|seen| seen.link_hold.clone());
+        let is_refused = unlinked.is_some();
+        let link = unlinked.or_else(|| status.link_hold.clone());
         let leaves = replica.metadata.deletion_timestamp.is_some();
         let state = match (now_seen.state, status.phase) {
             _ if leaves => "Leaving",
+            (Some(ReplicaState::Away), _) if is_refused => "Refused",
             (Some(ReplicaState::InSync), _) => "InSync",
             (Some(ReplicaState::Repairing), _) => "Repairing",
             (Some(ReplicaState::Arriving), _) => "Arriving",
@@ -397,6 +402,7 @@ impl Copy {
             reason: status
                 .hold
                 .map(|hold| hold.reason.code().to_owned())
+                .or_else(|| link.map(|hold| format!("{}: {}", hold.reason, hold.message)))
                 .or_else(|| leaves.then(|| waits_for(view, volume, all)))
                 .or_else(|| is_full.then(|| HoldReason::PoolFull.code().to_owned())),
         }

@@ -76,13 +76,15 @@ impl Copies for ThisMachine {
     }
 
     fn serve_copy(&self, place: &ReplicaPlace) -> Result<CopyFound, Hold> {
-        let address = self.processes.serve_copy(place, &place.volume)?;
+        let reached = self.processes.serve_copy(place, &place.volume)?;
         step::reached(Step::CopyServed);
         let found = found(&self.replica(place)?)?;
         Ok(CopyFound {
             size: found.size,
             data: found.data,
-            address,
+            address: reached.address,
+            link: reached.links.link,
+            link_hold: reached.links.hold,
         })
     }
 
@@ -119,6 +121,10 @@ impl Copies for ThisMachine {
         self.processes.retire_target(volume)?;
         step::reached(Step::TargetRetired);
         Ok(())
+    }
+
+    fn earlier_secret(&self, volume: &str) -> Option<String> {
+        self.processes.earlier_secret(volume)
     }
 
     fn target_backing(&self, volume: &str) -> PathBuf {

@@ -1,14 +1,18 @@
 //! What agent and target say to each other on the target's control socket: one request, one answer, as JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use trellis_api::kinds::{CopiesWanted, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull};
-use trellis_api::{Bytes, HoldReason};
+use trellis_api::kinds::{
+    CopiesWanted, IscsiAccess, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull,
+};
+use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::node::machine::ScrubWish;
 use trellis_keeper::message::{receive, send};
 
@@ -47,6 +51,29 @@ pub struct Settings {
     /// When the copies are compared with their checksums.
     #[serde(default)]
     pub scrub: ScrubWish,
+    /// How initiators may use the volume.
+    #[serde(default)]
+    pub iscsi: IscsiAccess,
+    /// Where they find it.
+    #[serde(default = "loopback")]
+    pub portal: IpAddr,
+    /// What the target proves itself with to copies on other nodes.
+    #[serde(default)]
+    pub proof: Option<Proof>,
+}
+
+fn loopback() -> IpAddr {
+    IpAddr::V4(Ipv4Addr::LOCALHOST)
+}
+
+/// Who a process is among nodes, and how it proves it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Proof {
+    /// Its node.
+    pub node: String,
+    /// The directory with the node's credentials.
+    pub credentials: PathBuf,
 }
 
 /// What the agent asks.
@@ -83,6 +110,56 @@ pub enum Answer {
         /// The case.
         message: String,
     },
+}
+
+/// What a copy is told about other nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CopySettings {
+    /// Where it listens for other nodes; none if it does not.
+    pub link: Option<LinkSettings>,
+    /// The nodes that may serve the volume.
+    pub allowed: BTreeSet<String>,
+}
+
+/// Where a copy listens for other nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkSettings {
+    /// This node.
+    pub node: String,
+    /// Its address.
+    pub ip: IpAddr,
+    /// The directory with its credentials.
+    pub credentials: PathBuf,
+}
+
+/// What the agent asks a copy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CopyRequest {
+    /// To link like this from now on.
+    Configure(CopySettings),
+    /// To send a byte whenever the status changes, from now on.
+    Watch,
+}
+
+/// What a copy answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CopyAnswer {
+    /// How its links are.
+    Status(CopyStatus),
+}
+
+/// The links of a copy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CopyStatus {
+    /// Where other nodes reach it.
+    pub link: Option<String>,
+    /// What keeps them from it.
+    pub hold: Option<Hold>,
 }
 
 /// The status of a target.
@@ -122,6 +199,20 @@ pub struct TargetStatus {
 
 /// Asks the target at that socket, and waits no longer than `limit` for its answer.
 pub fn ask(socket: &Path, request: &Request, limit: Duration) -> io::Result<Answer> {
+    converse(socket, request, limit)
+}
+
+/// Tells a copy about other nodes, and hears how its links are.
+pub fn tell_copy(socket: &Path, settings: CopySettings, limit: Duration) -> io::Result<CopyStatus> {
+    let CopyAnswer::Status(status) = converse(socket, &CopyRequest::Configure(settings), limit)?;
+    Ok(status)
+}
+
+fn converse<A: DeserializeOwned>(
+    socket: &Path,
+    request: &impl Serialize,
+    limit: Duration,
+) -> io::Result<A> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(limit))?;
     stream.set_write_timeout(Some(limit))?;

@@ -15,7 +15,9 @@
 //! flight. The keeper holds a duplicate of the target's FUSE connection, so users of the volume wait for the successor
 //! instead of getting an error.
 
+mod control;
 mod keeper;
+mod links;
 mod message;
 mod outliving;
 mod renewal;
@@ -29,6 +31,7 @@ mod watch;
 const RECOVERED: &str = "recovered";
 
 pub use keeper::{Keeper, run as run_keeper};
+pub use links::Links;
 pub use message::TargetStatus;
 pub use outliving::{Outliving, Stays};
 pub use renewal::{KeeperRuns, keeper_runs};

@@ -1,4 +1,4 @@
-//! One thread that sleeps until a target has news, and says which volume to look at.
+//! One thread that sleeps until a target or a copy has news, and says which volume to look at.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,6 +9,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
+/// A volume, and the name of one of its processes.
+pub type Source = (String, String);
+
 /// Called with the volume when something has happened.
 pub type Tell = Box<dyn Fn(&str) + Send + Sync>;
 
@@ -18,8 +21,8 @@ pub struct Watch {
 }
 
 struct Shared {
-    /// A byte for every change of a volume, the end when its target is gone.
-    watched: Mutex<BTreeMap<String, UnixStream>>,
+    /// A byte for every change of a volume, the end when its target or copy is gone.
+    watched: Mutex<BTreeMap<Source, UnixStream>>,
     /// Rung when there is something more to watch.
     bell: OwnedFd,
     tell: Tell,
@@ -49,21 +52,21 @@ impl Watch {
         Ok(Watch { shared })
     }
 
-    /// Whether the target of that volume is watched.
-    pub fn has(&self, volume: &str) -> bool {
-        self.shared.watched().contains_key(volume)
+    /// Whether that process is watched.
+    pub fn has(&self, source: &Source) -> bool {
+        self.shared.watched().contains_key(source)
     }
 
-    /// Watches what a target reports until it is gone.
-    pub fn add(&self, volume: &str, stream: UnixStream) -> std::io::Result<()> {
-        self.shared.watched().insert(volume.to_owned(), stream);
+    /// Watches what a process reports until it is gone.
+    pub fn add(&self, source: Source, stream: UnixStream) -> std::io::Result<()> {
+        self.shared.watched().insert(source, stream);
         rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes())?;
         Ok(())
     }
 }
 
 impl Shared {
-    fn watched(&self) -> MutexGuard<'_, BTreeMap<String, UnixStream>> {
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<Source, UnixStream>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -78,10 +81,10 @@ impl Shared {
     /// Sleeps until something happens, and returns to which volumes.
     fn round(&self) -> Vec<String> {
         // Duplicates, so that others can add while this sleeps.
-        let sources: Vec<(String, UnixStream)> = self
+        let sources: Vec<(Source, UnixStream)> = self
             .watched()
             .iter()
-            .filter_map(|(volume, stream)| Some((volume.clone(), stream.try_clone().ok()?)))
+            .filter_map(|(source, stream)| Some((source.clone(), stream.try_clone().ok()?)))
             .collect();
         let mut fds: Vec<PollFd<'_>> = sources
             .iter()
@@ -96,14 +99,14 @@ impl Shared {
         let _ = rustix::io::read(&self.bell, &mut count);
         let mut told = Vec::new();
         let mut watched = self.watched();
-        for ((volume, _), happened) in sources.into_iter().zip(happened) {
+        for ((source, _), happened) in sources.into_iter().zip(happened) {
             if !happened {
                 continue;
             }
-            if watched.get(&volume).is_some_and(|stream| !take(stream)) {
-                watched.remove(&volume);
+            if watched.get(&source).is_some_and(|stream| !take(stream)) {
+                watched.remove(&source);
             }
-            told.push(volume);
+            told.push(source.0);
         }
         told
     }

@@ -150,6 +150,7 @@ fn live_through_share(filesystem: &str, first: usize, count: usize) {
     let steps = Step::ALL.iter().filter(|step| !step.is_of_idle_growth());
     let steps = steps.filter(|step| !step.is_of_several_copies() && !step.is_of_recovery());
     let steps = steps.filter(|step| !step.is_of_a_copy() && !step.is_of_the_keeper());
+    let steps = steps.filter(|step| !step.is_of_credentials());
     for step in steps.skip(first).step_by(count) {
         println!("death at {} on {filesystem}", step.name());
         live_through(*step, filesystem, 1);
@@ -230,6 +231,43 @@ fn a_death_at_any_file_of_the_first_start_heals() {
             assert_eq!(unfinished.count(), 0, "death {deaths} at {}", step.name());
         }
         assert!(deaths >= 6, "{deaths} files were made at {}", step.name());
+    }
+}
+
+// Fails if a death on the way to a node's certificate leaves a key without one, another authority, or no certificate.
+#[test]
+fn a_death_at_any_step_of_the_credentials_heals() {
+    for step in Step::ALL.iter().filter(|step| step.is_of_credentials()) {
+        println!("death at {}", step.name());
+        let mut service = Service::start_with(&[("TRELLIS_CRASH_AT", step.name())]);
+        let deadline = Instant::now() + PATIENCE;
+        while !service.has_crashed() {
+            assert!(Instant::now() < deadline, "nothing reaches {}", step.name());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let pki = service.data().join("pki");
+        let read = |name: &str| std::fs::read_to_string(pki.join(name)).unwrap_or_default();
+        let before = read("authority.pem");
+        assert_eq!(
+            before.matches("-----BEGIN").count(),
+            2,
+            "key and certificate"
+        );
+        service.up(&[]);
+        let own = service.wait("the node has a certificate", |_| {
+            let own = read("node/node.pem");
+            (!own.is_empty()).then_some(own)
+        });
+        assert_eq!(own.matches("-----BEGIN").count(), 2, "key and certificate");
+        assert_eq!(read("authority.pem"), before);
+        assert!(before.contains(&read("node/ca.crt")));
+        let requests = service.objects("csr");
+        let is_signed = |each: &&serde_json::Value| each["status"]["certificate"].is_string();
+        assert!(requests.iter().any(|each| is_signed(&each)));
+        assert!(
+            requests.len() <= 2,
+            "one of before and one of now: {requests:#?}"
+        );
     }
 }
 

@@ -12,6 +12,7 @@ mod growth;
 mod harness;
 mod kubectl;
 mod lifecycle;
+mod links;
 mod logs;
 mod lost_store;
 mod manager;

@@ -3,6 +3,7 @@
 mod deaths;
 mod initiators;
 mod load;
+mod portal;
 mod rot;
 mod together;
 mod upgrade;

@@ -1,6 +1,7 @@
 //! The copies of a volume on this node: where each is, what happens to it, and what the target of several copies is
 //! told.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,9 +43,22 @@ pub(super) fn replicated_job(
     let target = view.target.as_ref().zip(view.volume.as_ref());
     let target = target.filter(|(target, _)| target.spec.node == node.name);
     let addresses = view.replicas.iter().filter_map(|each| {
-        let address = each.status.as_ref()?.address.clone()?;
-        Some((each.identity(), address))
+        let status = each.status.as_ref()?;
+        // On this node by its socket, and from elsewhere by its link.
+        let address = if each.spec.node == node.name {
+            &status.address
+        } else {
+            &status.link
+        };
+        Some((each.identity(), address.clone()?))
     });
+    let unlinked = view.replicas.iter().filter(|each| {
+        let status = each.status.as_ref();
+        let is_served =
+            status.is_some_and(|status| status.address.is_some() && status.link.is_none());
+        each.spec.node != node.name && is_served
+    });
+    let unlinked: BTreeSet<String> = unlinked.map(|each| each.spec.node.clone()).collect();
     ReplicatedJob {
         target: target.map(|(target, volume)| TargetJob {
             object: target.clone(),
@@ -63,10 +77,13 @@ pub(super) fn replicated_job(
                     .map(Duration::from_secs),
                 when_full: volume.spec.when_full,
                 addresses: addresses.collect(),
+                unlinked: unlinked.into_iter().collect(),
                 scrub: ScrubWish {
                     requested: volume.spec.scrub_requested.clone(),
                     interval_seconds: volume.spec.scrub_interval_seconds,
                 },
+                iscsi: volume.spec.iscsi.clone(),
+                secret: None,
             },
             first_copies: reservations(volume).len(),
             shared_disks: if volume.spec.allow_shared_disk {
@@ -101,6 +118,7 @@ pub(super) fn replica_job(
             .volume
             .as_ref()
             .is_none_or(|volume| volume.spec.checksums),
+        target_node: view.target.as_ref().map(|target| target.spec.node.clone()),
     };
     let measured = was_measured(view, object);
     // A replica goes with its volume. The volume goes only when its claim was deleted, and says so in `discard`. If

@@ -5,8 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use trellis_api::about::About;
-use trellis_api::kinds::{CopiesWanted, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull};
+use trellis_api::kinds::{
+    CopiesWanted, IscsiAccess, Members, Recovery, ReplicaSeen, ScrubSeen, WhenFull,
+};
 use trellis_api::{Bytes, Hold};
+
+use crate::node::chap::ChapSecret;
 
 /// A copy of a volume on a pool of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +35,8 @@ pub struct ReplicaPlace {
     pub served: bool,
     /// Whether it keeps checksums of its blocks, if it is one of several.
     pub checksums: bool,
+    /// The node on which its target runs now. No other node may use the copy.
+    pub target_node: Option<String>,
 }
 
 /// A replica as it was found.
@@ -51,8 +57,12 @@ pub struct CopyFound {
     pub size: Bytes,
     /// The file that holds the bytes.
     pub data: PathBuf,
-    /// Where its process can be reached.
+    /// Where its process can be reached on this machine.
     pub address: String,
+    /// Where other nodes reach it, if they can.
+    pub link: Option<String>,
+    /// What keeps other nodes from reaching it.
+    pub link_hold: Option<Hold>,
 }
 
 /// When the copies of a volume are to be compared with their checksums.
@@ -89,10 +99,17 @@ pub struct TargetPlace {
     pub asks_every: Option<Duration>,
     /// What happens to a write if too many pools have no space for it.
     pub when_full: WhenFull,
-    /// Where the copies can be reached, by identity. Includes copies that do not count yet, or no longer.
+    /// Where the copies can be reached from this machine, by identity. Includes copies that do not count yet, or no
+    /// longer.
     pub addresses: BTreeMap<String, String>,
+    /// The nodes of copies that cannot be reached from this machine.
+    pub unlinked: Vec<String>,
     /// When they are compared with their checksums.
     pub scrub: ScrubWish,
+    /// How initiators may use the volume.
+    pub iscsi: IscsiAccess,
+    /// What initiators must know. The agent adds it before the target is served.
+    pub secret: Option<ChapSecret>,
 }
 
 /// A target as it was found.
@@ -164,6 +181,9 @@ pub trait Copies: Send + Sync + 'static {
 
     /// Ends a target; does nothing if there is none.
     fn retire_target(&self, volume: &str) -> Result<(), Hold>;
+
+    /// What initiators of a volume had to know before that was stored, if the volume was served here then.
+    fn earlier_secret(&self, volume: &str) -> Option<String>;
 
     /// The file through which a replicated volume is used on this machine, whether it exists or not.
     fn target_backing(&self, volume: &str) -> PathBuf;

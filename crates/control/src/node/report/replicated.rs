@@ -136,6 +136,8 @@ fn copy_write(
         }),
         path: Some(found.data.display().to_string()),
         address: Some(found.address.clone()),
+        link: found.link.clone(),
+        link_hold: found.link_hold.clone(),
         content: None,
         hold: None,
         conditions: lower_conditions(&old.conditions, None, resizing, now),

@@ -170,6 +170,14 @@ fn with_addresses(
 }
 
 fn incomplete(place: &TargetPlace, copies: usize) -> Hold {
+    if !place.unlinked.is_empty() {
+        let message = format!(
+            "Copies of volume {} are on nodes that have no address for links: {}.",
+            place.volume,
+            place.unlinked.join(", ")
+        );
+        return Hold::new(HoldReason::LinkMissing, message);
+    }
     let message = format!(
         "{} of {copies} copies of volume {} can be reached.",
         place.addresses.len(),

@@ -1,15 +1,15 @@
-//! What a node proves itself with: a directory with its certificate, its key, and the authority of its home.
+//! What a node proves itself with: a directory with its key, its certificate, and the authority of its home.
 //!
 //! ```text
-//!   node.crt   the node's certificate, then those between it and the authority, if there are some
-//!   node.key   its private key
-//!   ca.crt     the authority's certificate; two of them while the authority changes
+//!   node.pem   the node's private key and its certificate, then those between it and the authority, if there are some
+//!   ca.crt     the authority's certificate; several while the authority changes
 //! ```
 //!
-//! All three are PEM. They are looked at before every handshake, and read again if one has changed, so a renewed
-//! certificate needs no restart. Connections that there are go on with what they began with. Files that cannot be used,
-//! for example because the key is new and the certificate is still the old one, change nothing: the last usable ones
-//! count until they are.
+//! Both are PEM. Key and certificate are in one file, so that whoever replaces the file replaces both at once. The files
+//! are looked at before every handshake, and read again if one has changed, so a renewed certificate needs no restart.
+//! Connections that there are go on with what they began with. Files that cannot be used change nothing: the last
+//! usable ones count until they are. A node that has none yet gets them later ([`Credentials::expect`]); until then it
+//! connects to nobody.
 
 use std::fmt;
 use std::fs;
@@ -25,8 +25,7 @@ use webpki::{EndEntityCert, anchor_from_trusted_cert};
 use super::{NodeName, PROVIDER};
 use crate::{Error, Result};
 
-const CERTIFICATE: &str = "node.crt";
-const KEY: &str = "node.key";
+const OWN: &str = "node.pem";
 const AUTHORITY: &str = "ca.crt";
 
 /// What is wrong with one of the files.
@@ -63,8 +62,8 @@ struct Shared {
 struct Read {
     /// How the files were then, also if they made no sense.
     stamps: Stamps,
-    /// What could be used last.
-    keys: Arc<Keys>,
+    /// What could be used last; none before there was any.
+    keys: Option<Arc<Keys>>,
     /// It was said that the files cannot be read. Strangers decide how often they are looked at.
     has_warned: bool,
 }
@@ -77,7 +76,7 @@ pub(super) struct Keys {
 }
 
 /// Tells one state of the files from another.
-type Stamps = [Option<Stamp>; 3];
+type Stamps = [Option<Stamp>; 2];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
@@ -97,10 +96,28 @@ impl Credentials {
             node: keys.node.clone(),
             read: Mutex::new(Read {
                 stamps,
-                keys: Arc::new(keys),
+                keys: Some(Arc::new(keys)),
                 has_warned: false,
             }),
         })))
+    }
+
+    /// Those of a node, in a directory where they may appear later.
+    pub fn expect(dir: &Path, node: NodeName) -> Credentials {
+        Credentials(Arc::new(Shared {
+            dir: dir.to_owned(),
+            node,
+            read: Mutex::new(Read {
+                stamps: Stamps::default(),
+                keys: None,
+                has_warned: false,
+            }),
+        }))
+    }
+
+    /// Whether there are some that can be used. Reads files, so it may block.
+    pub fn are_there(&self) -> bool {
+        self.current().is_some()
     }
 
     /// The node that they belong to.
@@ -109,7 +126,7 @@ impl Credentials {
     }
 
     /// What counts now. Reads files, so it may block.
-    pub(super) fn current(&self) -> Arc<Keys> {
+    pub(super) fn current(&self) -> Option<Arc<Keys>> {
         let mut read = self.lock();
         let found = stamps(&self.0.dir);
         // The stamps are older than what is read: what changes meanwhile is read the next time.
@@ -117,12 +134,12 @@ impl Credentials {
             match self.renewed() {
                 Ok(keys) => {
                     tracing::info!(node = %self.node(), "the credentials were renewed");
-                    read.keys = Arc::new(keys);
+                    read.keys = Some(Arc::new(keys));
                     read.stamps = found;
                     read.has_warned = false;
                 }
                 Err(error) => {
-                    if !read.has_warned {
+                    if !read.has_warned && read.keys.is_some() {
                         tracing::warn!("{error}; the previous credentials still count");
                     }
                     read.has_warned = true;
@@ -134,7 +151,7 @@ impl Credentials {
                 }
             }
         }
-        Arc::clone(&read.keys)
+        read.keys.clone()
     }
 
     fn renewed(&self) -> Result<Keys> {
@@ -143,7 +160,7 @@ impl Credentials {
             return Ok(keys);
         }
         Err(Error::CredentialsBad {
-            path: self.0.dir.join(CERTIFICATE),
+            path: self.0.dir.join(OWN),
             fault: CredentialFault::OtherName,
         })
     }
@@ -162,8 +179,9 @@ impl fmt::Debug for Credentials {
 
 impl Keys {
     fn read(dir: &Path) -> Result<Keys> {
-        let (certificate, key) = (dir.join(CERTIFICATE), dir.join(KEY));
-        let chain = certificates(&certificate)?;
+        let own = dir.join(OWN);
+        let text = bytes(&own)?;
+        let chain = certificates(&own, &text)?;
         let bad = |path: &Path, fault| Error::CredentialsBad {
             path: path.to_owned(),
             fault,
@@ -172,16 +190,16 @@ impl Keys {
             .first()
             .and_then(|first| EndEntityCert::try_from(first).ok())
             .and_then(|first| NodeName::only_of(first.valid_uri_names()))
-            .ok_or_else(|| bad(&certificate, CredentialFault::NoName))?;
-        let private = PrivateKeyDer::from_pem_slice(&bytes(&key)?)
-            .map_err(|_| bad(&key, CredentialFault::NoKey))?;
+            .ok_or_else(|| bad(&own, CredentialFault::NoName))?;
+        let private =
+            PrivateKeyDer::from_pem_slice(&text).map_err(|_| bad(&own, CredentialFault::NoKey))?;
         let certified =
             CertifiedKey::from_der(chain, private, &PROVIDER).map_err(|error| match error {
-                rustls::Error::InconsistentKeys(_) => bad(&key, CredentialFault::OtherKey),
-                _ => bad(&key, CredentialFault::NoKey),
+                rustls::Error::InconsistentKeys(_) => bad(&own, CredentialFault::OtherKey),
+                _ => bad(&own, CredentialFault::NoKey),
             })?;
         let authority = dir.join(AUTHORITY);
-        let anchors = certificates(&authority)?
+        let anchors = certificates(&authority, &bytes(&authority)?)?
             .iter()
             .map(|it| anchor_from_trusted_cert(it).map(|anchor| anchor.to_owned()))
             .collect::<std::result::Result<_, _>>()
@@ -223,12 +241,12 @@ fn bytes(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// The certificates of a file; at least one.
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+fn certificates(path: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
     let bad = || Error::CredentialsBad {
         path: path.to_owned(),
         fault: CredentialFault::NoCertificate,
     };
-    let found = CertificateDer::pem_slice_iter(&bytes(path)?)
+    let found = CertificateDer::pem_slice_iter(text)
         .collect::<std::result::Result<Vec<_>, _>>()
         .map_err(|_| bad())?;
     if found.is_empty() {
@@ -238,7 +256,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 }
 
 fn stamps(dir: &Path) -> Stamps {
-    [CERTIFICATE, KEY, AUTHORITY].map(|name| {
+    [OWN, AUTHORITY].map(|name| {
         let stat = fs::metadata(dir.join(name)).ok()?;
         Some(Stamp {
             file: (stat.dev(), stat.ino()),

@@ -31,7 +31,7 @@ pub(in crate::drive) struct Entered {
 }
 
 /// What counts now, read where it may block.
-async fn current(credentials: &Credentials) -> Result<Arc<Keys>, LinkError> {
+async fn current(credentials: &Credentials) -> Result<Option<Arc<Keys>>, LinkError> {
     let credentials = credentials.clone();
     tokio::task::spawn_blocking(move || credentials.current())
         .await
@@ -49,6 +49,7 @@ pub(in crate::drive) async fn dial(
     let own = credentials.node();
     let failed = |error: LinkError| Failure::of(&error, Some(own), None);
     let keys = current(credentials).await.map_err(failed)?;
+    let keys = keys.ok_or(Failure::NoCredentials)?;
     let expected = Expected::Only(node.clone());
     let verifier = Arc::new(Verifier::new(Arc::clone(&keys), expected));
     let stream = TlsStream::client(socket, &keys, Arc::clone(&verifier));
@@ -74,7 +75,11 @@ pub(in crate::drive) async fn enter(
     allowed: Arc<BTreeSet<NodeName>>,
     refused: impl FnOnce(Side, Refusal),
 ) -> Option<Entered> {
-    let keys = current(credentials).await.ok()?;
+    let Some(keys) = current(credentials).await.ok().flatten() else {
+        // Without a certificate nothing can be said to the peer, who finds the connection closed.
+        refused(Side::Here, Refusal::Unready);
+        return None;
+    };
     let verifier = Arc::new(Verifier::new(Arc::clone(&keys), Expected::OneOf(allowed)));
     let mut stream = TlsStream::server(socket, &keys, Arc::clone(&verifier)).ok()?;
     let error = match second(&mut stream).await {

@@ -33,12 +33,11 @@
 //! **A connection that is cut** ends like any other that breaks. Nothing is concluded from an orderly end: what counts
 //! was answered.
 //!
-//! `name` has the names of nodes, `credentials` the files and their renewal, `verify` the check of a peer's
+//! [`NodeName`] is the name of a node, `credentials` has the files and their renewal, `verify` the check of a peer's
 //! certificate, `stream` the records, `greet` the way from a socket to a connection, and `refusal` the reasons.
 
 mod credentials;
 mod greet;
-mod name;
 mod refusal;
 mod stream;
 mod verify;
@@ -49,9 +48,9 @@ use rustls::crypto::{CryptoProvider, ring};
 
 pub use credentials::{CredentialFault, Credentials};
 pub(super) use greet::{Entered, dial, enter};
-pub use name::{NodeName, NodeNameError};
 pub use refusal::{Refusal, Side};
 pub(super) use stream::TlsStream;
+pub use trellis_api::{NodeName, NodeNameError};
 
 /// The primitives. AES with 128 bits comes first: it is the fastest one that the processor helps with, and breaking it
 /// is as far out of reach as breaking the others.

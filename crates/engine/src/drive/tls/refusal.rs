@@ -77,6 +77,9 @@ pub enum Refusal {
     /// The peer went away before the handshake was finished.
     #[error("the connection ended before the handshake did")]
     Left,
+    /// This side has no certificate yet.
+    #[error("this node has no certificate of its own yet")]
+    Unready,
     /// There are too many connections.
     #[error("there are too many connections already")]
     Crowded,

@@ -273,6 +273,11 @@ impl Volume {
         self.troubles.borrow().clone()
     }
 
+    /// The same, to be told of its changes.
+    pub fn watch_troubles(&self) -> watch::Receiver<BTreeMap<ReplicaId, Trouble>> {
+        self.troubles.clone()
+    }
+
     /// The status, to be told of its changes. They are told within a fraction of a second.
     pub fn watch(&self) -> watch::Receiver<Status> {
         self.status.clone()

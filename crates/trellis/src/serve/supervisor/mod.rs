@@ -1,23 +1,23 @@
 //! The agent's control of the processes of replicated volumes: it tells the keeper which should run, and waits for
 //! them.
 
+mod copy;
 mod keeper;
 mod target;
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use trellis_api::{Hold, HoldReason};
-use trellis_control::node::machine::ReplicaPlace;
 use trellis_keeper::message::{Event, Request, Wanted};
-use trellis_keeper::paths::{ProcessPaths, RunDir, copy_name};
+use trellis_keeper::paths::{ProcessPaths, RunDir};
 use trellis_keeper::process::{last_words, living};
 
 use self::keeper::{KeeperSide, becomes};
 pub(super) use self::target::iqn;
+use super::links::Links;
 use super::message::Settings;
 use super::unserved::{self, Unserved};
 use super::watch::Watch;
@@ -42,6 +42,10 @@ pub struct Supervisor {
     keeper: KeeperSide,
     /// What the keeper was told to run.
     told: Mutex<HashMap<Key, Wanted>>,
+    /// This node among others.
+    links: Links,
+    /// The node on which the target of each copy's volume runs.
+    target_nodes: Mutex<HashMap<Key, Option<String>>>,
     /// The settings that the next target of a volume starts with.
     settings: Mutex<HashMap<String, Settings>>,
     /// The volumes whose target does not answer.
@@ -63,13 +67,16 @@ fn down(message: String) -> Hold {
 }
 
 impl Supervisor {
-    /// The processes whose files are below `run`. A target that is silent for longer than `silence_max` is replaced.
-    pub fn new(run: PathBuf, silence_max: Duration) -> Supervisor {
+    /// The processes whose files are below `run`, on a node with these links. A target that is silent for longer than
+    /// `silence_max` is replaced.
+    pub fn new(run: PathBuf, silence_max: Duration, links: Links) -> Supervisor {
         Supervisor {
             keeper: KeeperSide::new(&run, silence_max),
             silent: Mutex::default(),
             silence_max,
             run,
+            links,
+            target_nodes: Mutex::default(),
             told: Mutex::default(),
             settings: Mutex::default(),
             ends: Mutex::default(),
@@ -203,45 +210,6 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Starts the process of a copy unless it runs, and returns where it can be reached.
-    pub fn serve_copy(&self, place: &ReplicaPlace, volume: &str) -> Result<String, Hold> {
-        let run = self.run_dir(volume)?;
-        let name = copy_name(volume, &place.name);
-        let paths = run.process(name);
-        let address = format!("unix:{}", paths.socket.display());
-        let directory = place.pool.join("replicas").join(&place.name);
-        let mut arguments: Vec<&OsStr> = vec![
-            OsStr::new("serve-replica"),
-            OsStr::new("--directory"),
-            directory.as_os_str(),
-            OsStr::new("--volume"),
-            OsStr::new(&place.volume_id),
-            OsStr::new("--replica"),
-            OsStr::new(&place.replica_id),
-            OsStr::new("--listen"),
-            OsStr::new(&address),
-            OsStr::new("--lock"),
-            paths.lock.as_os_str(),
-        ];
-        if let Some(pool) = &place.pool_id {
-            arguments.extend([OsStr::new("--pool"), OsStr::new(pool)]);
-        }
-        if place.thick {
-            arguments.push(OsStr::new("--thick"));
-        }
-        if !place.checksums {
-            arguments.push(OsStr::new("--without-checksums"));
-        }
-        let wanted = Wanted {
-            volume: volume.to_owned(),
-            name: name.to_owned(),
-            arguments: arguments.into_iter().map(OsStr::to_owned).collect(),
-        };
-        self.ensure(wanted)
-            .map_err(|hold| Hold::new(HoldReason::ReplicaUnavailable, hold.message))?;
-        Ok(address)
-    }
-
     /// Starts what should run for a volume and does not, without waiting for the next try.
     pub fn serve_again(&self, volume: &str) {
         let told: Vec<Wanted> = lock(&self.told)
@@ -254,21 +222,6 @@ impl Supervisor {
                 tracing::debug!(volume, "{}", hold.message);
             }
         }
-    }
-
-    /// Ends the process of a copy.
-    pub fn retire_copy(&self, place: &ReplicaPlace, volume: &str) -> Result<(), Hold> {
-        let run = RunDir::of(&self.run, volume);
-        let name = copy_name(volume, &place.name);
-        let paths = run.process(name);
-        self.dismiss(volume, name)?;
-        self.end(volume, name, &paths)?;
-        for file in [&paths.socket, &paths.lock, &paths.log] {
-            let _ = std::fs::remove_file(file);
-        }
-        // The last one leaves an empty directory.
-        let _ = std::fs::remove_dir(run.path());
-        Ok(())
     }
 
     fn run_dir(&self, volume: &str) -> Result<RunDir, Hold> {

@@ -55,6 +55,12 @@ impl Supervisor {
         }
     }
 
+    /// What initiators of a volume know from when the target made it.
+    pub fn earlier_secret(&self, volume: &str) -> Option<String> {
+        let path = RunDir::of(&self.run, volume).secret();
+        trellis_files::read_whole(&path, |_| true).ok().flatten()
+    }
+
     /// Makes the target run with these copies, and asks for its status.
     pub fn serve_target(&self, place: &TargetPlace) -> Result<TargetFound, Hold> {
         let run = self.run_dir(&place.volume)?;
@@ -72,8 +78,12 @@ impl Supervisor {
             addresses: place.addresses.clone(),
             iqn: iqn(&place.volume),
             scrub: place.scrub.clone(),
+            iscsi: place.iscsi.clone(),
+            portal: self.links.portal(&place.volume, place.iscsi.portal)?,
+            proof: Some(self.links.proof()),
         };
         self.write_settings(&run, &settings)?;
+        write_secret(&run, place)?;
         if lock(&self.silent).contains(&place.volume) {
             let message = format!(
                 "The target of volume {} does not answer; it is replaced when it has been silent for {} s (its log is {}).",
@@ -140,6 +150,7 @@ impl Supervisor {
             run.target_settings(),
             run.port(),
             run.secret(),
+            run.target_secret(),
             run.scrubbed(),
             recovered,
         ];
@@ -170,13 +181,14 @@ impl Supervisor {
 
     /// Makes the target report changes.
     fn follow(&self, volume: &str, paths: &ProcessPaths) {
-        let Some(watch) = self.watch.get().filter(|watch| !watch.has(volume)) else {
+        let source = (volume.to_owned(), TARGET.to_owned());
+        let Some(watch) = self.watch.get().filter(|watch| !watch.has(&source)) else {
             return;
         };
         let follow = || -> std::io::Result<()> {
             let stream = UnixStream::connect(&paths.socket)?;
             send(&stream, &Request::Watch, &[])?;
-            watch.add(volume, stream)
+            watch.add(source, stream)
         };
         if let Err(error) = follow() {
             tracing::warn!(%error, volume, "a target cannot be followed; its changes are seen at the resync");
@@ -256,6 +268,22 @@ impl Supervisor {
             Err(error) => Err(down(format!("The target does not answer: {error}."))),
         }
     }
+}
+
+/// Writes what initiators must know where the target finds it: the keeper starts it without asking.
+fn write_secret(run: &RunDir, place: &TargetPlace) -> Result<(), Hold> {
+    let Some(secret) = &place.secret else {
+        return Ok(());
+    };
+    let files = [
+        (run.secret(), &secret.initiator),
+        (run.target_secret(), &secret.target),
+    ];
+    for (path, text) in files {
+        trellis_files::ensure(&path, text.as_bytes())
+            .map_err(|error| down(format!("{} cannot be written: {error}.", path.display())))?;
+    }
+    Ok(())
 }
 
 /// The iSCSI name of a volume.

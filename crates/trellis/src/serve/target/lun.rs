@@ -17,12 +17,17 @@ const BLOCK_BYTES: u32 = 512;
 pub struct VolumeLun {
     volume: Bytewise,
     id: Uuid,
+    read_only: bool,
 }
 
 impl VolumeLun {
-    /// The volume with that identity.
-    pub fn new(volume: Bytewise, id: Uuid) -> VolumeLun {
-        VolumeLun { volume, id }
+    /// The volume with that identity. Initiators may only read it if `read_only` says so.
+    pub fn new(volume: Bytewise, id: Uuid, read_only: bool) -> VolumeLun {
+        VolumeLun {
+            volume,
+            id,
+            read_only,
+        }
     }
 }
 
@@ -88,7 +93,7 @@ impl Lun for VolumeLun {
     }
 
     fn read_only(&self) -> bool {
-        false
+        self.read_only
     }
 
     fn volatile_cache(&self) -> bool {

@@ -7,11 +7,11 @@ mod keeping;
 mod lun;
 mod recovery;
 mod scrub;
-mod status;
+pub(super) mod status;
 
-use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,9 +24,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use trellis_api::kinds::Members;
 use trellis_api::{Bytes, HoldReason};
+use trellis_control::node::target_user;
 use trellis_control::volume::members::who_counts;
 use trellis_engine::coordinator::{Status, Takeover};
-use trellis_engine::drive::{Address, Ended, Volume, VolumeError, VolumeSettings};
+use trellis_engine::drive::{Address, Credentials, Ended, Volume, VolumeError, VolumeSettings};
 use trellis_engine::proto::{Config, Lineage, ReplicaId};
 use trellis_iscsi::login::Chap;
 use trellis_iscsi::{Access, Server, ServerConfig};
@@ -53,8 +54,6 @@ const BUSY_AFTER: Duration = Duration::from_secs(10);
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
 /// The shortest time between two reports of a changed status.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-/// How long the secret of a volume is: 96 bits, which every initiator takes.
-const SECRET_CHARS: usize = 24;
 /// How long sessions have to log out.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -121,6 +120,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         when_full: status::when_full(settings.when_full),
         lineage: beginning.lineage,
         takeover: beginning.takeover,
+        credentials: credentials(&settings)?,
         ..VolumeSettings::new(id, config, addresses)
     });
     let began = Timestamp::now();
@@ -184,8 +184,16 @@ async fn serve(target: Arc<Target>, id: Uuid) -> anyhow::Result<()> {
 /// Tells whoever uses the volume that it has grown, and the agent of every change.
 async fn tell_changes(target: Arc<Target>) -> anyhow::Result<()> {
     let mut statuses = target.volume.watch();
+    let mut troubles = target.volume.watch_troubles();
     let mut told = target.status();
-    while statuses.changed().await.is_ok() {
+    loop {
+        let changed = tokio::select! {
+            changed = statuses.changed() => changed,
+            changed = troubles.changed() => changed,
+        };
+        if changed.is_err() {
+            break;
+        }
         if let Err(error) = target.adjust_members().await {
             tracing::warn!(%error, "who counts cannot be changed; it is tried again");
         }
@@ -304,7 +312,7 @@ impl Target {
         let last = trellis_files::read_whole(&port_file, is_port)?;
         let last = last.and_then(|text| text.parse().ok());
         let bind = |port: u16| {
-            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let address = SocketAddr::from((settings.portal, port));
             let config = ServerConfig {
                 memory: Some(Arc::new(VolumeMemory::new(self.bytes.clone()))),
                 ..ServerConfig::default()
@@ -317,31 +325,28 @@ impl Target {
         };
         let address = server.local_addr();
         trellis_files::ensure(&port_file, address.port().to_string().as_bytes())?;
+        let mut chap = Chap::one_way(&settings.volume, &secret(&self.run.secret())?)?;
+        if settings.iscsi.mutual_chap {
+            let user = target_user(&settings.volume);
+            chap = chap.mutual(&user, &secret(&self.run.target_secret())?)?;
+        }
+        let initiators = settings.iscsi.initiators.iter().cloned().collect();
         let access = Access {
-            chap: Some(Chap::one_way(&settings.volume, &self.secret()?)?),
-            ..Access::default()
+            chap: Some(chap),
+            initiators: Some(initiators).filter(|names: &BTreeSet<String>| !names.is_empty()),
         };
         let target = trellis_iscsi::Target::new(&settings.iqn, access)?;
-        target.add_unit(0, Arc::new(VolumeLun::new(self.bytes.clone(), id)))?;
+        target.add_unit(
+            0,
+            Arc::new(VolumeLun::new(
+                self.bytes.clone(),
+                id,
+                settings.iscsi.read_only,
+            )),
+        )?;
         server.portal().add_target(target)?;
         *self.portal.lock().unwrap_or_else(PoisonError::into_inner) = Some(address);
         Ok(server)
-    }
-
-    /// The secret that initiators must know: any user of this machine can reach the port, and only root can read the
-    /// file. Each login reads it again; if it was lost, it is made again.
-    fn secret(&self) -> anyhow::Result<String> {
-        let path = self.run.secret();
-        let is_whole = |text: &str| text.len() == SECRET_CHARS;
-        let found = trellis_files::read_whole(&path, is_whole);
-        if let Some(secret) = found.context("the iSCSI secret cannot be read")? {
-            return Ok(secret);
-        }
-        let random = Uuid::new_v4().simple().to_string();
-        let secret = random.get(..SECRET_CHARS).unwrap_or(&random).to_owned();
-        trellis_files::replace(&path, secret.as_bytes())
-            .context("the iSCSI secret cannot be written")?;
-        Ok(secret)
     }
 
     fn settings(&self) -> Settings {
@@ -474,6 +479,7 @@ impl Target {
     /// Its status.
     pub fn status(&self) -> TargetStatus {
         let status = self.volume.status();
+        let troubles = self.volume.troubles();
         let portal = *self.portal.lock().unwrap_or_else(PoisonError::into_inner);
         TargetStatus {
             served: Some(self.volume.size())
@@ -489,7 +495,7 @@ impl Target {
             replicas: status
                 .replicas
                 .iter()
-                .map(|each| seen(self.began, each))
+                .map(|each| seen(self.began, each, troubles.get(each.0)))
                 .collect(),
             growth_held: status.growth_held.map(held_reason),
             portal: portal.map(|address| address.to_string()),
@@ -498,6 +504,14 @@ impl Target {
             repairs_left: repairs_left(&status),
         }
     }
+}
+
+/// A secret for CHAP: any user of this machine can reach the port, and only root can read the file. The agent has written
+/// it before it had the target started.
+fn secret(path: &Path) -> anyhow::Result<String> {
+    let found = trellis_files::read_whole(path, |_| true);
+    let found = found.with_context(|| format!("{} cannot be read", path.display()))?;
+    found.with_context(|| format!("{} is not there; the agent writes it", path.display()))
 }
 
 fn identity(id: &String) -> anyhow::Result<ReplicaId> {
@@ -516,6 +530,15 @@ fn config(members: &Members) -> anyhow::Result<Config> {
     };
     anyhow::ensure!(config.is_sound(), "a volume has 1 to 5 copies");
     Ok(config)
+}
+
+/// What the target proves itself with to other nodes. The files may come later.
+fn credentials(settings: &Settings) -> anyhow::Result<Option<Credentials>> {
+    let Some(proof) = &settings.proof else {
+        return Ok(None);
+    };
+    let node = proof.node.parse().context("no name of a node")?;
+    Ok(Some(Credentials::expect(&proof.credentials, node)))
 }
 
 /// Where the copies are reached, in the engine's terms.

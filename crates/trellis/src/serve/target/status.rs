@@ -6,9 +6,9 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::{Timestamp, Unit};
 use trellis_api::kinds::{CopiesWanted, Members, ReplicaSeen, ReplicaState, WhenFull};
-use trellis_api::{Bytes, HoldReason};
+use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_engine::coordinator::{self, GrowthHeld, Status};
-use trellis_engine::drive::{self, VolumeError};
+use trellis_engine::drive::{self, Failure, Trouble, VolumeError};
 use trellis_engine::proto::{Geometry, ReplicaId};
 
 /// A copy that is behind by less is shown as up to date.
@@ -111,10 +111,11 @@ pub fn redundancy_met(status: &Status, wanted: &CopiesWanted) -> bool {
     status.redundancy_met && status.view.current.members.len() >= count
 }
 
-/// The state of a copy. `began` is when the volume's clock began.
+/// The state of a copy. `began` is when the volume's clock began, and `trouble` why it is not reached.
 pub fn seen(
     began: Timestamp,
     (id, replica): (&ReplicaId, &coordinator::ReplicaStatus),
+    trouble: Option<&Trouble>,
 ) -> ReplicaSeen {
     let at = |ms: u64| {
         let at = began.checked_add(Duration::from_millis(ms)).ok()?;
@@ -136,6 +137,22 @@ pub fn seen(
         repair_left: region_bytes(in_steps(left, of)),
         repair_total: region_bytes(of),
         full: replica.full,
+        link_hold: trouble.and_then(|trouble| link_hold(&trouble.failure)),
+    }
+}
+
+/// Why two nodes do not let each other in; none if that is not what keeps them apart.
+pub(in crate::serve) fn link_hold(failure: &Failure) -> Option<Hold> {
+    match failure {
+        Failure::Refused(_) | Failure::RefusedUs(_) | Failure::NoCredentials => {
+            let message = format!("The copy is not reached: {failure}.");
+            Some(Hold::new(HoldReason::LinkRefused, message))
+        }
+        Failure::Connect(_)
+        | Failure::Late
+        | Failure::Closed
+        | Failure::Broken(_)
+        | Failure::Choked => None,
     }
 }
 

@@ -1,5 +1,7 @@
 //! The process of one copy.
 
+pub(super) mod links;
+
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -7,8 +9,11 @@ use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use trellis_engine::drive::{Address, ReplicaServer, ReplicaSettings};
 use trellis_engine::replica::{Identity, Provisioning};
+use trellis_keeper::paths::RunDir;
 use trellis_keeper::process::Life;
 use uuid::Uuid;
+
+use self::links::Links;
 
 /// `trellis serve-replica`
 #[derive(Args, Debug)]
@@ -64,6 +69,10 @@ pub async fn run(verb: &ServeReplica) -> anyhow::Result<()> {
     let mut server = tokio::task::spawn_blocking(move || ReplicaServer::start(settings, &listen))
         .await
         .context("the copy could not be opened")??;
+    let run = verb.lock.parent().zip(verb.lock.file_stem());
+    let (run, name) = run.context("the lock is in no run directory")?;
+    let paths = RunDir::at(run.to_owned()).process(&name.to_string_lossy());
+    Links::start(server.links().clone(), paths).context("the agent cannot be listened to")?;
     tokio::select! {
         _ = terminate.recv() => {
             tokio::task::spawn_blocking(move || server.stop()).await?;
@@ -73,5 +82,13 @@ pub async fn run(verb: &ServeReplica) -> anyhow::Result<()> {
             Some(error) => Err(error).context("the copy cannot be served any more"),
             None => Ok(()),
         }
+    }
+}
+
+/// An error with what is behind it, in one sentence.
+fn whole(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", whole(source)),
+        None => error.to_string(),
     }
 }

@@ -1,4 +1,4 @@
-//! Names of nodes, and how a certificate holds one.
+//! Names of nodes, how a certificate holds one, and as which user a node asks the API.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,6 +9,9 @@ const LENGTH_MAX: usize = 253;
 
 /// What comes before the name in a certificate.
 const URI: &str = "trellis://node/";
+
+/// What comes before the name in the user under which a node asks the API; as in Kubernetes.
+const USER: &str = "system:node:";
 
 /// The name of a node: 1 to 253 characters of a-z, 0-9, '-' and '.', with a letter or digit at both ends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,10 +36,20 @@ impl NodeName {
     }
 
     /// The only node that these URIs name.
-    pub(super) fn only_of<'a>(uris: impl Iterator<Item = &'a str>) -> Option<NodeName> {
+    pub fn only_of<'a>(uris: impl Iterator<Item = &'a str>) -> Option<NodeName> {
         let mut names = uris.filter_map(|uri| uri.strip_prefix(URI));
         let name = names.next()?.parse().ok()?;
         names.next().is_none().then_some(name)
+    }
+
+    /// The user under which the node asks the API.
+    pub fn user(&self) -> String {
+        format!("{USER}{self}")
+    }
+
+    /// The node that asks the API under this name; none if it is no node.
+    pub fn of_user(user: &str) -> Option<NodeName> {
+        user.strip_prefix(USER)?.parse().ok()
     }
 }
 
@@ -88,6 +101,22 @@ mod tests {
             &["trellis://node/a", "trellis://node/b"],
         ] {
             assert_eq!(only(uris), None, "{uris:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_user_of_a_node_is_a_node() {
+        // Fails if an administrator or a strange name passes for a node.
+        let node: Result<NodeName, _> = "node-1.home".parse();
+        assert_eq!(NodeName::of_user("system:node:node-1.home"), node.ok());
+        for user in [
+            "node-1",
+            "system:admin",
+            "system:node:",
+            "system:node:A",
+            "xsystem:node:a",
+        ] {
+            assert_eq!(NodeName::of_user(user), None, "{user}");
         }
     }
 }

@@ -14,7 +14,7 @@ mod rung;
 mod target;
 mod volume;
 
-pub use crate::FilesystemKind;
+pub use crate::{FilesystemKind, IscsiAccess, PortalAt};
 pub use attachment::{
     AtPath, Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Consumer, Usage,
 };
@@ -26,9 +26,9 @@ pub use target::{
     CopiesWanted, Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus,
 };
 pub use volume::{
-    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, IscsiAccess,
-    Placement, PortalAt, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec,
-    VolumeStatus, WhenBelowQuorum, WhenFull,
+    ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult, Placement, RungTime,
+    SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum,
+    WhenFull,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Bytes;
+use crate::{Bytes, IscsiAccess};
 
 /// The content of a copy's `about.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +67,9 @@ pub struct About {
     /// How often all copies are compared with their sums, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scrub_interval_seconds: Option<u64>,
+    /// How initiators may use the volume.
+    #[serde(skip_serializing_if = "IscsiAccess::is_usual")]
+    pub iscsi: IscsiAccess,
     /// The options that the filesystem is mounted with.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mount_options: Vec<String>,

@@ -1,7 +1,7 @@
 //! Objects in Kubernetes' protobuf, as far as kubectl sends them.
 //!
-//! From 1.32 on, `kubectl create namespace`, `configmap`, `secret` and `kubectl auth can-i` send protobuf and do not
-//! fall back to JSON. So these kinds can be read as protobuf. Every other kind is refused, and so is a field that is
+//! From 1.32 on, `kubectl create namespace`, `configmap`, `secret`, `kubectl auth can-i` and `kubectl certificate` send
+//! protobuf and do not fall back to JSON. So these kinds can be read as protobuf. Every other kind is refused, and so is a field that is
 //! not in the tables below: nothing is dropped silently.
 
 use k8s_openapi::ByteString;
@@ -19,10 +19,13 @@ type Field = (u64, &'static str, Holds);
 #[derive(Clone, Copy)]
 enum Holds {
     Text,
+    Bytes,
+    Number,
     Flag,
     /// A message that may be empty and says nothing else that a client decides.
     Ignored,
     Message(&'static [Field]),
+    Messages(&'static [Field]),
     Texts,
     MapOfText,
     MapOfBytes,
@@ -40,6 +43,8 @@ const METADATA: &[Field] = &[
     (11, "labels", Holds::MapOfText),
     (12, "annotations", Holds::MapOfText),
     (14, "finalizers", Holds::Texts),
+    // The server keeps them.
+    (17, "managedFields", Holds::Ignored),
 ];
 
 const NAMESPACE: &[Field] = &[
@@ -65,6 +70,43 @@ const SECRET: &[Field] = &[
     (3, "type", Holds::Text),
     (4, "stringData", Holds::MapOfText),
     (5, "immutable", Holds::Flag),
+];
+
+const SIGNING_REQUEST: &[Field] = &[
+    (1, "metadata", Holds::Message(METADATA)),
+    (
+        2,
+        "spec",
+        Holds::Message(&[
+            (1, "request", Holds::Bytes),
+            (2, "username", Holds::Text),
+            (3, "uid", Holds::Text),
+            (4, "groups", Holds::Texts),
+            (5, "usages", Holds::Texts),
+            (7, "signerName", Holds::Text),
+            (8, "expirationSeconds", Holds::Number),
+        ]),
+    ),
+    (
+        3,
+        "status",
+        Holds::Message(&[
+            (
+                1,
+                "conditions",
+                Holds::Messages(&[
+                    (1, "type", Holds::Text),
+                    (2, "reason", Holds::Text),
+                    (3, "message", Holds::Text),
+                    // The server has a clock of its own.
+                    (4, "lastUpdateTime", Holds::Ignored),
+                    (5, "lastTransitionTime", Holds::Ignored),
+                    (6, "status", Holds::Text),
+                ]),
+            ),
+            (2, "certificate", Holds::Bytes),
+        ]),
+    ),
 ];
 
 const ACCESS_REVIEW: &[Field] = &[
@@ -120,6 +162,7 @@ pub(crate) fn decode(body: &[u8]) -> Option<Value> {
         ("v1", "Namespace") => NAMESPACE,
         ("v1", "ConfigMap") => CONFIG_MAP,
         ("v1", "Secret") => SECRET,
+        ("certificates.k8s.io/v1", "CertificateSigningRequest") => SIGNING_REQUEST,
         ("authorization.k8s.io/v1", "SelfSubjectAccessReview") => ACCESS_REVIEW,
         ("authorization.k8s.io/v1", "SelfSubjectRulesReview") => RULES_REVIEW,
         _ => return None,
@@ -143,6 +186,15 @@ fn message(fields: &'static [Field], bytes: &[u8], depth: usize) -> Option<Value
             // Go writes empty strings, and JSON leaves them out.
             (Holds::Text, Wire::Bytes([])) => {}
             (Holds::Text, Wire::Bytes(bytes)) => _ = object.insert(name, text(bytes)?),
+            (Holds::Number, Wire::Number(number)) => _ = object.insert(name, json!(number)),
+            (Holds::Bytes, Wire::Bytes(bytes)) => {
+                object.insert(name, json!(ByteString(bytes.to_vec())));
+            }
+            (Holds::Messages(fields), Wire::Bytes(bytes)) => {
+                let message = message(fields, bytes, depth)?;
+                let list = object.entry(name).or_insert_with(|| json!([]));
+                list.as_array_mut()?.push(message);
+            }
             (Holds::Message(fields), Wire::Bytes(bytes)) => {
                 object.insert(name, message(fields, bytes, depth)?);
             }

@@ -131,6 +131,52 @@ fn auth_can_i_is_answered() {
 }
 
 #[test]
+fn requests_for_certificates_are_approved_and_denied() {
+    // Fails when kubectl cannot decide on a request, changes it by that, or does not show what was decided.
+    let server = Server::start();
+    for name in ["good", "bad"] {
+        let request = format!(
+            "apiVersion: certificates.k8s.io/v1\nkind: CertificateSigningRequest\nmetadata: {{name: {name}, labels: {{a: b}}}}\nspec: {{request: eA==, signerName: example.com/x, usages: [client auth], expirationSeconds: 3600}}\n"
+        );
+        server.kubectl_with("apply -f -", &request).unwrap();
+    }
+    let before = server.json("get csr good -o json");
+    server.kubectl("certificate approve good").unwrap();
+    server.kubectl("certificate deny bad").unwrap();
+    let after = server.json("get csr good -o json");
+    assert_eq!(after["spec"], before["spec"]);
+    assert_eq!(after["metadata"]["labels"], before["metadata"]["labels"]);
+    let condition = &after["status"]["conditions"][0];
+    assert_eq!(
+        (&condition["type"], &condition["status"]),
+        (&"Approved".into(), &"True".into())
+    );
+    assert!(condition["lastUpdateTime"].is_string(), "{condition}");
+    let all = server.kubectl("get csr").unwrap();
+    let words: Vec<Vec<&str>> = all
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(
+        words[0],
+        [
+            "NAME",
+            "AGE",
+            "SIGNERNAME",
+            "REQUESTOR",
+            "REQUESTEDDURATION",
+            "CONDITION"
+        ]
+    );
+    for (name, decided) in [("good", "Approved"), ("bad", "Denied")] {
+        let line = words.iter().find(|line| line[0] == name).unwrap();
+        assert_eq!(line[2..], ["example.com/x", "system:admin", "60m", decided]);
+    }
+    let refused = server.kubectl("certificate deny good").unwrap_err();
+    assert!(refused.contains("mutually exclusive"), "{refused}");
+}
+
+#[test]
 fn a_field_that_leaves_the_file_leaves_the_object() {
     // Fails when the three-way merge of kubectl apply meets a server that merges otherwise.
     let server = Server::start();

@@ -14,7 +14,7 @@ mod rung;
 mod target;
 mod volume;
 
-pub use crate::FilesystemKind;
+pub use crate::{FilesystemKind, IscsiAccess, PortalAt};
 pub use attachment::{
     AtPath, Attachment, AttachmentPhase, AttachmentSpec, AttachmentStatus, Consumer, Usage,
 };
@@ -27,8 +27,8 @@ pub use target::{
 };
 pub use volume::{
     COPIES_HELD, ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult,
-    IscsiAccess, POOL_FULL, Placement, PortalAt, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume,
-    VolumePhase, VolumeSpec, VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence,
+    POOL_FULL, Placement, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec,
+    VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{FilesystemKind, Recovery, RecoveryRecord};
-use crate::{Bytes, Hold, Rung};
+use crate::{Bytes, Hold, IscsiAccess, Rung};
 
 /// How many growths a volume remembers.
 pub const GROWTH_RECORDS_MAX: usize = 25;
@@ -113,42 +113,6 @@ pub struct VolumeSpec {
     /// The growth that led to the present goal; none while it has the size it was made with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub growth: Option<GrowthRequest>,
-}
-
-/// How initiators may use a volume by iSCSI. Every initiator must know the volume's secret.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct IscsiAccess {
-    /// Where its target answers.
-    #[serde(default)]
-    pub portal: PortalAt,
-    /// The names of the initiators that may log in; any, if it names none.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub initiators: Vec<String>,
-    /// Whether the target proves itself to initiators that ask for it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub mutual_chap: bool,
-    /// Whether initiators may only read.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub read_only: bool,
-}
-
-impl IscsiAccess {
-    /// Whether nothing else than usual is asked for.
-    pub fn is_usual(&self) -> bool {
-        *self == IscsiAccess::default()
-    }
-}
-
-/// Where a target answers initiators.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum PortalAt {
-    /// On loopback: programs on the target's node.
-    #[default]
-    Loopback,
-    /// At the address of the target's node for links.
-    Node,
 }
 
 /// What becomes of requests to a volume of which too few copies are there.

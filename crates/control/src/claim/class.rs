@@ -397,6 +397,13 @@ mod tests {
         assert_eq!(read.portal, PortalAt::Node);
         assert_eq!(read.initiators.len(), 2);
         assert!(read.mutual_chap && read.read_only && !read.is_usual());
+        // A class that is made again from a copy asks for the same.
+        let again = read.parameters();
+        let again = [("replicas", "3")]
+            .into_iter()
+            .chain(again.iter().map(|(name, value)| (*name, value.as_str())));
+        let again = Class::read(&class(&again.collect::<Vec<_>>()));
+        assert_eq!(again.expect("a valid class").iscsi, read);
         assert!(Class::read(&class(&asked[..1])).is_ok_and(|class| class.iscsi.is_usual()));
         for parameter in &asked[1..] {
             for (via, words) in [(None, "no target"), (Some(("via", "iscsi")), "via: iscsi")] {

@@ -57,9 +57,9 @@ pub fn make_parts(view: &StoredVolume, volume: &Volume) -> Option<Plan> {
             json!(target),
         ));
     }
-    if was_served(volume) {
-        // A volume that was once served had its copies. Another, empty one in their place would be a loss
-        // that looks like a volume.
+    if was_served(volume) || !volume.spec.volume_id.is_empty() {
+        // A volume that was once served or bound had its copies, and they have names of their own. Another, empty one in
+        // their place would be a loss that looks like a volume.
         if view.replicas.is_empty() {
             return Some(lost(view, volume));
         }

@@ -91,7 +91,8 @@ fn lose_store(service: &mut Service) {
 fn class_of_two() -> &'static str {
     "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata:\n  name: two\nprovisioner: trellis.dev\n\
      allowVolumeExpansion: true\nparameters:\n  replicas: \"2\"\n  allowSharedDisk: \"true\"\n  pools: a,b\n  \
-     whenBelowQuorum: fail\n  patience: 90s\n  whenFull: fail\n  scrubInterval: 48h\n\
+     whenBelowQuorum: fail\n  patience: 90s\n  whenFull: fail\n  scrubInterval: 48h\n  \
+     iscsiReadOnly: \"true\"\n  iscsiInitiators: iqn.2026-11.dev.example:a\n\
      mountOptions: [noatime]\n"
 }
 
@@ -280,6 +281,8 @@ fn a_lost_store_is_told_and_made_again_from_the_pools() {
         ("whenFull", "fail"),
         ("checksums", "true"),
         ("scrubInterval", "48h"),
+        ("iscsiReadOnly", "true"),
+        ("iscsiInitiators", "iqn.2026-11.dev.example:a"),
     ] {
         assert_eq!(class["parameters"][parameter], value, "{parameter}");
     }

@@ -185,6 +185,7 @@ fn about(view: &StoredVolume, replica: &Replica) -> Option<About> {
         patience_seconds: spec.patience_seconds,
         checksums: Some(spec.checksums),
         scrub_interval_seconds: Some(spec.scrub_interval_seconds),
+        iscsi: spec.iscsi.clone(),
         mount_options: spec.mount_options.clone(),
     })
 }

@@ -74,6 +74,9 @@ async fn make_class(client: &Client, lost: &Lost, classes: &[StorageClass]) -> a
             parameters[parameter] = json!(value);
         }
     }
+    for (parameter, value) in about.iscsi.parameters() {
+        parameters[parameter] = json!(value);
+    }
     let mut class = json!({
         "metadata": { "name": about.class },
         "provisioner": PROVISIONER,
@@ -135,6 +138,7 @@ async fn make_volume(client: &Client, lost: &Lost) -> anyhow::Result<Volume> {
             "filesystem": about.filesystem,
             "onlineGrowth": about.online_growth,
             "allowSharedDisk": about.allow_shared_disk,
+            "iscsi": about.iscsi,
         },
     });
     let said = [

@@ -30,7 +30,7 @@ use trellis_engine::replica::{Identity, Pool, Provisioning};
 use trellis_engine::wire::{self, KNOWS_ALL, VERSION};
 use trellis_keeper::message::send;
 use trellis_keeper::paths::{ProcessPaths, RunDir};
-use trellis_pki::{Authority, Lifetime};
+use trellis_pki::{Authority, Lifetime, chains_to};
 use uuid::Uuid;
 
 use super::Links;
@@ -70,6 +70,7 @@ fn a_copy_admits_the_node_of_its_target_as_long_as_that_is_a_node() {
 /// A home: an API, somebody who signs, and nodes that keep their certificates.
 struct Home {
     api: EmbeddedApi,
+    signer: tokio::task::AbortHandle,
     tasks: tokio::task::JoinSet<()>,
     dir: TempDir,
 }
@@ -80,8 +81,25 @@ impl Home {
         let api = EmbeddedApi::open(&dir.path().join("store")).unwrap();
         let authority = Authority::make(SystemTime::now()).unwrap();
         let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(Signer::new(api.client(), authority, String::new(), life).run());
-        Home { api, tasks, dir }
+        let signer = Signer::new(api.client(), authority, String::new(), life);
+        Home {
+            signer: tasks.spawn(signer.run()),
+            api,
+            tasks,
+            dir,
+        }
+    }
+
+    /// Another authority signs from now on; these before are still believed.
+    fn change_authority(&mut self, authority: Authority, earlier: &str) {
+        self.signer.abort();
+        let client = self.api.client();
+        let signer = Signer::new(client, authority, earlier.to_owned(), CERTIFICATE_LIFE);
+        self.signer = self.tasks.spawn(signer.run());
+    }
+
+    fn trusted(&self, node: &str) -> String {
+        std::fs::read_to_string(credentials::of_node(&self.data(node)).join("ca.crt")).unwrap()
     }
 
     fn data(&self, node: &str) -> PathBuf {
@@ -358,6 +376,44 @@ async fn a_peer_without_a_certificate_or_of_another_version_is_told_of() {
         assert!(hold.message.contains(&failure.to_string()));
     }
     assert_eq!(link_hold(&Failure::Closed), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_authority_takes_over_without_a_gap() {
+    // Fails if nodes do not believe both authorities for a while, change over before they need to, or do not change
+    // over when the earlier one counts no longer.
+    let mut home = Home::start(CERTIFICATE_LIFE);
+    home.join(COPY).await;
+    home.join(TARGET).await;
+    let copy = Copy::serve(&home);
+    let volume = copy.volume(copy.link(TARGET), home.credentials(TARGET));
+    ready(&volume).await;
+    let (first, earlier) = (home.certificate(TARGET), home.trusted(TARGET));
+    let next = Authority::make(SystemTime::now()).unwrap();
+    let (text, second) = (next.text(), next.certificate().to_owned());
+    let both = format!("{second}{earlier}");
+    home.change_authority(next, &earlier);
+    for node in [COPY, TARGET] {
+        until("both are believed", || {
+            (home.trusted(node) == both).then_some(())
+        })
+        .await;
+    }
+    assert_eq!(home.certificate(TARGET), first);
+    // A third node gets its certificate from the new one, and is known to the others.
+    home.join("third").await;
+    assert!(chains_to(&home.certificate("third"), &second));
+    volume.write(0, page(1), true).await.unwrap();
+    home.change_authority(Authority::read(&text).unwrap(), "");
+    for node in [COPY, TARGET] {
+        until("the node has changed over", || {
+            chains_to(&home.certificate(node), &second).then_some(())
+        })
+        .await;
+        assert_eq!(home.trusted(node), second);
+    }
+    volume.stop().await;
+    ready(&copy.volume(copy.link(TARGET), home.credentials(TARGET))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,8 +6,9 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::store::Txn;
 use crate::store::memory::Id;
+use crate::store::{Shared, Txn};
+use crate::users::User;
 
 /// One kind that the server stores: its names, its scope, and the functions that only it needs.
 pub struct Kind {
@@ -54,7 +55,7 @@ pub struct Kind {
     /// How the names of its objects are written.
     pub naming: Naming,
     /// Fills in the answer of a review: it is answered at once, and nothing is stored.
-    pub answer: Option<fn(&mut Value)>,
+    pub answer: Option<fn(&mut Value, &Asker<'_>)>,
 }
 
 /// Where a kind comes from; Kubernetes treats the two differently in small ways.
@@ -121,9 +122,28 @@ impl fmt::Debug for Kind {
     }
 }
 
-/// The other stored objects, for admission.
+/// Who asks for a review, and what is stored.
+pub struct Asker<'a> {
+    pub(crate) user: &'a User,
+    pub(crate) shared: &'a Shared,
+}
+
+impl Asker<'_> {
+    /// One object: (group, plural, namespace or empty, name).
+    pub fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Value> {
+        let is_it = |kind: &Kind| kind.group == group && kind.plural == plural;
+        let kind = self.shared.kinds.iter().position(is_it)?;
+        let state = self.shared.read();
+        state
+            .get(&Id::new(kind, namespace, name))
+            .map(|stored| stored.value())
+    }
+}
+
+/// The other stored objects, and who writes, for admission.
 pub struct Peers<'a> {
     pub(crate) txn: &'a Txn<'a>,
+    pub(crate) user: &'a User,
 }
 
 impl Peers<'_> {

@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::authorize::{Attempt, Decision, Objects, Verb, decide};
 use crate::cascade::Sweep;
 use crate::kind::{Change, FieldError, Kind, Origin};
 use crate::managed::{self, Writer};
 use crate::store::Txn;
 use crate::store::memory::{Id, Stored};
+use crate::users::User;
 use crate::{events, meta, names, status::Status};
 
 /// Attempts at a free name for `generateName`.
@@ -80,13 +82,47 @@ pub(crate) fn insert(
             meta::as_map(&mut object).insert("status".to_owned(), status);
         }
     }
-    (kind.admit)(&mut object, &txn.peers());
-    check(txn, kind, None, &object, false)?;
+    (kind.admit)(&mut object, &txn.peers(&writer.caller.user));
+    // Server-side apply makes objects too.
+    permitted(txn, writer, Verb::Create, &id, (None, Some(&object)))?;
+    check(txn, kind, &writer.caller.user, None, &object, false)?;
     let stored = txn.put(&id, object);
     if kind.plural == events::PLURAL && kind.group.is_empty() {
         events::make_room(txn, kind_index);
     }
     Ok(stored)
+}
+
+/// Refuses a write that its caller may not make, with the objects as the write sees them. A token that was revoked
+/// before this write no longer counts.
+pub(crate) fn permitted(
+    txn: &Txn<'_>,
+    writer: &Writer,
+    verb: Verb,
+    id: &Id,
+    (old, new): (Option<&Value>, Option<&Value>),
+) -> Result<(), Status> {
+    let caller = &writer.caller;
+    if caller.user == User::Admin {
+        return Ok(());
+    }
+    if !caller.counts_within(txn) {
+        return Err(Status::unauthorized());
+    }
+    let kind = &txn.kinds[id.kind];
+    let attempt = Attempt {
+        verb,
+        group: kind.group,
+        resource: kind.plural,
+        subresource: writer.subresource,
+        namespace: &id.place.namespace,
+        name: &id.place.name,
+        objects: Objects::Seen { old, new },
+    };
+    match decide(&caller.user, &attempt) {
+        Decision::Allowed => Ok(()),
+        Decision::Forbidden => Err(Status::not_permitted(&caller.user, kind, &attempt)),
+    }
 }
 
 fn place_in_namespace(
@@ -185,6 +221,11 @@ pub(crate) fn replace(
     keep_what_the_server_keeps(kind, id, &old, &mut new)?;
     splice(kind, &old, &mut new, to_status);
     (kind.default)(&mut new);
+    if writer.caller.user != User::Admin && ownership == Ownership::Record {
+        // Only the administrator may say who owns which field.
+        meta::copy(&mut new, &old, "managedFields");
+    }
+    permitted(txn, writer, writer.verb, id, (Some(&old), Some(&new)))?;
     if kind.counts_generations() && !to_status && specification(&old) != specification(&new) {
         let generation = meta::get(&old, "generation")
             .and_then(Value::as_i64)
@@ -211,7 +252,7 @@ pub(crate) fn replace(
             }
         }
     }
-    check(txn, kind, Some(&old), &new, to_status)?;
+    check(txn, kind, &writer.caller.user, Some(&old), &new, to_status)?;
     if meta::get(&new, "deletionTimestamp").is_some()
         && meta::finalizers(&new).is_empty()
         && !holds_namespace(&new)
@@ -363,11 +404,12 @@ fn splice(kind: &Kind, old: &Value, new: &mut Value, to_status: bool) {
 fn check(
     txn: &Txn<'_>,
     kind: &Kind,
+    user: &User,
     old: Option<&Value>,
     new: &Value,
     to_status: bool,
 ) -> Result<(), Status> {
-    let peers = txn.peers();
+    let peers = txn.peers(user);
     let lookup = |plural: &str, namespace: &str, name: &str| peers.get(plural, namespace, name);
     let change = Change {
         old,

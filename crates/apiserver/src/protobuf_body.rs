@@ -96,6 +96,11 @@ const ACCESS_REVIEW: &[Field] = &[
     (3, "status", Holds::Ignored),
 ];
 
+const IDENTITY_REVIEW: &[Field] = &[
+    (1, "metadata", Holds::Message(METADATA)),
+    (2, "status", Holds::Ignored),
+];
+
 const RULES_REVIEW: &[Field] = &[
     (1, "metadata", Holds::Message(METADATA)),
     (2, "spec", Holds::Message(&[(1, "namespace", Holds::Text)])),
@@ -120,6 +125,7 @@ pub(crate) fn decode(body: &[u8]) -> Option<Value> {
         ("v1", "Namespace") => NAMESPACE,
         ("v1", "ConfigMap") => CONFIG_MAP,
         ("v1", "Secret") => SECRET,
+        ("authentication.k8s.io/v1", "SelfSubjectReview") => IDENTITY_REVIEW,
         ("authorization.k8s.io/v1", "SelfSubjectAccessReview") => ACCESS_REVIEW,
         ("authorization.k8s.io/v1", "SelfSubjectRulesReview") => RULES_REVIEW,
         _ => return None,

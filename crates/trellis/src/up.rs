@@ -32,6 +32,9 @@ use crate::metrics::{self, Sources};
 /// How long a predecessor that was killed may take until it is gone.
 const PREDECESSOR_ENDS: Duration = Duration::from_secs(60);
 
+/// The file in the data directory that says which node it is of.
+pub const NODE_FILE: &str = "node";
+
 /// The file in the data directory that says where metrics are.
 const METRICS_FILE: &str = "metrics";
 
@@ -47,7 +50,8 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     let data = prepare(&global.data)?;
     // The store comes first: a second service on the same directory fails at it.
     let api = open_store(&data).await?;
-    let pki = Pki::open(&data)?;
+    require_reachable(up.listen)?;
+    let pki = Pki::open(&data, up.listen.map(|address| address.ip()))?;
     let listener = bind(up.listen, &data).await?;
     let address = listener
         .local_addr()
@@ -247,7 +251,7 @@ fn forget_metrics(data: &Path) -> anyhow::Result<()> {
 /// carry it, so it does not change with the host's name. If the file that remembers it is lost, the stored pools still
 /// know it.
 async fn node_name(told: Option<&str>, data: &Path, api: &EmbeddedApi) -> anyhow::Result<String> {
-    let memory = data.join("node");
+    let memory = data.join(NODE_FILE);
     let last = trellis_files::read_whole(&memory, |_| true)
         .with_context(|| format!("{} cannot be read", memory.display()))?;
     let known = match last {
@@ -286,13 +290,22 @@ async fn nodes_of_pools(api: &EmbeddedApi) -> anyhow::Result<Vec<String>> {
     Ok(nodes)
 }
 
+/// Refuses an address that means every address: the kubeconfigs and the certificate name the one that clients use.
+fn require_reachable(address: Option<SocketAddr>) -> anyhow::Result<()> {
+    if let Some(address) = address.filter(|address| address.ip().is_unspecified()) {
+        bail!(
+            "{address} is no address that a client could use; give the one by which other machines reach this one, such \
+             as --listen 192.0.2.1:{}",
+            address.port()
+        );
+    }
+    Ok(())
+}
+
 /// Listens at the given address. Without one, it takes the port of the last run, so that kubeconfigs and watches
 /// survive a restart, or a free one if that is taken.
 async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpListener> {
     if let Some(address) = address {
-        if !address.ip().is_loopback() {
-            bail!("{address} is not on loopback; the embedded API answers on loopback alone");
-        }
         return TcpListener::bind(address)
             .await
             .with_context(|| format!("{address} cannot be listened on"));

@@ -64,6 +64,29 @@ pub(crate) static LEASE: &[Column] = &[
     AGE,
 ];
 
+pub(crate) static SIGNING_REQUEST: &[Column] = &[
+    NAME,
+    AGE,
+    column("SignerName", 0, "Who is to sign.", |o, _| {
+        text(o, "/spec/signerName")
+    }),
+    column("Requestor", 0, "Who asks.", |o, _| {
+        text(o, "/spec/username")
+    }),
+    column(
+        "RequestedDuration",
+        0,
+        "How long the certificate is to be valid.",
+        |o, _| match item(o, "/spec/expirationSeconds").and_then(Value::as_i64) {
+            Some(seconds) => json!(read::human_duration(seconds)),
+            None => json!(NONE),
+        },
+    ),
+    column("Condition", 0, "What has become of the request.", |o, _| {
+        json!(super::certificate::condition(o))
+    }),
+];
+
 pub(crate) static NODE: &[Column] = &[
     NAME,
     column("Status", 0, "The status of the node", node_status),

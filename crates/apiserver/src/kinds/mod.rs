@@ -3,6 +3,7 @@
 pub(crate) mod columns;
 pub(crate) mod earlier;
 
+mod certificate;
 mod claim;
 mod core;
 mod pod;
@@ -36,6 +37,8 @@ pub(crate) fn all() -> &'static [Kind] {
             core::event(),
             storage::storage_class(),
             storage::lease(),
+            certificate::signing_request(),
+            review::identity(),
             review::access(),
             review::rules(),
             trellis::pool(),

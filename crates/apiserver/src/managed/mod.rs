@@ -9,9 +9,11 @@ pub(crate) mod walk;
 
 use serde_json::{Value, json};
 
+use crate::authorize::Verb;
 use crate::kind::Kind;
 use crate::meta;
 use crate::status::Status;
+use crate::users::Caller;
 use fieldset::FieldSet;
 use walk::Shape;
 
@@ -23,6 +25,8 @@ const ANCIENT: &str = "ancient-changes";
 /// Who writes, how, and when.
 #[derive(Clone, Debug)]
 pub(crate) struct Writer {
+    pub(crate) caller: Caller,
+    pub(crate) verb: Verb,
     pub(crate) manager: String,
     pub(crate) subresource: &'static str,
     pub(crate) now: String,

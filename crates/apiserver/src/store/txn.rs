@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::memory::{Event, Id, Place, State, Stored};
 use crate::kind::{Kind, Peers};
 use crate::meta;
+use crate::users::User;
 
 /// The staged changes of a batch; a refused write leaves no trace here.
 #[derive(Debug, Default)]
@@ -214,9 +215,9 @@ impl<'a> Txn<'a> {
         !left_over && !staged.any(|id| self.get(id).is_some())
     }
 
-    /// The other objects, as validation may read them.
-    pub(crate) fn peers(&self) -> Peers<'_> {
-        Peers { txn: self }
+    /// The other objects, as admission and validation may read them.
+    pub(crate) fn peers<'b>(&'b self, user: &'b User) -> Peers<'b> {
+        Peers { txn: self, user }
     }
 
     pub(crate) fn kind_index(&self, plural: &str) -> Option<usize> {

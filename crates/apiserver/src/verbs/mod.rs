@@ -12,13 +12,16 @@ pub(crate) mod watch;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
+use crate::authorize::{Attempt, Decision, Objects, Verb, decide};
 use crate::kind::Kind;
 use crate::managed::Writer;
 use crate::meta;
 use crate::request::{Query, Target};
+use crate::selector::FieldSelector;
 use crate::status::Status;
 use crate::store::Store;
 use crate::store::memory::{Id, Stored};
+use crate::users::{Caller, User};
 
 /// The name of a manager is cut at this length; as in Kubernetes.
 const MANAGER_BYTES_MAX: usize = 128;
@@ -28,6 +31,8 @@ const UNKNOWN_MANAGER: &str = "unknown";
 /// A request, taken apart.
 pub(crate) struct Call<'a> {
     pub(crate) store: &'a Store,
+    pub(crate) caller: Caller,
+    pub(crate) verb: Verb,
     pub(crate) target: Target,
     pub(crate) query: Query,
     pub(crate) headers: HeaderMap,
@@ -71,6 +76,46 @@ impl Call<'_> {
             .unwrap_or_default()
     }
 
+    /// Refuses what the caller may not do, as far as the path and, if it is there, the stored object tell. What a write
+    /// makes of an object is looked at within the write.
+    pub(crate) fn permitted(&self, stored: Option<&Stored>) -> Result<(), Status> {
+        if self.caller.user == User::Admin {
+            return Ok(());
+        }
+        let kind = self.kind();
+        let selected = self.selected_name();
+        let old = stored.map(Stored::value);
+        let attempt = Attempt {
+            verb: self.verb,
+            group: kind.group,
+            resource: kind.plural,
+            subresource: if self.target.status { "status" } else { "" },
+            namespace: self.target.namespace_key(),
+            name: self.target.name.as_deref().unwrap_or(&selected),
+            objects: match &old {
+                Some(old) => Objects::Seen {
+                    old: Some(old),
+                    new: None,
+                },
+                None => Objects::Unseen,
+            },
+        };
+        match decide(&self.caller.user, &attempt) {
+            Decision::Allowed => Ok(()),
+            Decision::Forbidden => Err(Status::not_permitted(&self.caller.user, kind, &attempt)),
+        }
+    }
+
+    /// The name by which a list or a watch selects a single object; empty if it does not.
+    fn selected_name(&self) -> String {
+        let fields = FieldSelector::parse(self.query.get("fieldSelector"));
+        let name = fields
+            .ok()
+            .and_then(|fields| fields.name().map(str::to_owned));
+        name.filter(|_| matches!(self.verb, Verb::List | Verb::Watch))
+            .unwrap_or_default()
+    }
+
     /// The one object that the path names.
     pub(crate) fn id(&self) -> Result<Id, Status> {
         let name = self
@@ -92,6 +137,8 @@ impl Call<'_> {
             .unwrap_or(UNKNOWN_MANAGER);
         let cut = manager.floor_char_boundary(MANAGER_BYTES_MAX.min(manager.len()));
         Writer {
+            caller: self.caller.clone(),
+            verb: self.verb,
             manager: manager[..cut].to_owned(),
             subresource: if self.target.status { "status" } else { "" },
             now: meta::time(jiff::Timestamp::now()),

@@ -22,6 +22,7 @@ use crate::status::Status;
 use crate::store::memory::{Event, Place, Stored};
 use crate::store::{CLOSED, Shared};
 use crate::table::{self, IncludeObject};
+use crate::users::Revocation;
 
 /// Events that go into one frame of the stream at most.
 const FRAME_EVENTS_MAX: usize = 128;
@@ -44,6 +45,7 @@ struct Watch {
     /// Everything up to this revision has been looked at.
     seen: u64,
     signal: Receiver<u64>,
+    revocation: Revocation,
     until: Instant,
     bookmarks: bool,
     form: Form,
@@ -94,6 +96,7 @@ pub(crate) fn watch(call: &Call<'_>) -> Result<Frames, Status> {
         selector,
         seen: 0,
         signal: shared.subscribe(call.target.kind),
+        revocation: Revocation::of(&call.caller, &shared),
         until: Instant::now() + timeout,
         bookmarks: query.flag("allowWatchBookmarks"),
         form,
@@ -157,6 +160,9 @@ impl Watch {
     }
 
     async fn next(&mut self) -> Option<Bytes> {
+        if self.revocation.has_come() {
+            return None;
+        }
         if let Some(frame) = self.first.take() {
             return Some(frame);
         }
@@ -188,6 +194,7 @@ impl Watch {
                     }
                     let timed_out = tokio::select! {
                         biased;
+                        () = self.revocation.comes() => return None,
                         changed = self.signal.changed() => { self.ended = changed.is_err(); false }
                         () = sleep_until(self.until) => true,
                     };

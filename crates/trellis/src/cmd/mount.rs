@@ -37,7 +37,7 @@ pub async fn mount(global: &Global, verb: &Mount) -> anyhow::Result<()> {
         .await
         .map_err(|error| from_service(error, &what))?;
     let path = absolute(&verb.path)?;
-    let node = own_node(&service.client).await?;
+    let node = own_node(&service).await?;
     let name = attachment_name(&verb.claim, &path);
     let spec = AttachmentSpec {
         claim_name: verb.claim.clone(),
@@ -189,7 +189,7 @@ async fn attached(
 /// Takes a claim away from a path, or from all its paths on this machine.
 pub async fn umount(global: &Global, verb: &Umount) -> anyhow::Result<()> {
     let service = connect(global).await?;
-    let node = own_node(&service.client).await?;
+    let node = own_node(&service).await?;
     let by_path = verb.claim_or_path.contains('/');
     let path = if by_path {
         absolute(Path::new(&verb.claim_or_path))?

@@ -29,7 +29,7 @@ use super::measured::PoolNow;
 use super::{changes, measured};
 use crate::claim_view;
 use crate::cli::{Global, Output};
-use crate::connect::{connect, own_node};
+use crate::connect::{Service, connect, own_node};
 use crate::exit::{Ended, from_service, refuse};
 use crate::output::{self, Table, Tone, UNKNOWN, age, human_or_unknown};
 
@@ -54,7 +54,7 @@ pub async fn list(global: &Global, how: &Output) -> anyhow::Result<()> {
             .iter()
             .for_each(|replica| drop(ledger.note(None, Some(replica))));
         let asked_at = now();
-        let (pools, gone) = measured_now(client, pools).await;
+        let (pools, gone) = measured_now(&service, pools).await;
         let line = |pool: &Arc<Pool>| {
             let mut line = Line::of(pool, &pools, &ledger);
             line.measured_now = line.observed_at.as_ref().is_some_and(|at| *at >= asked_at);
@@ -74,9 +74,9 @@ pub async fn list(global: &Global, how: &Output) -> anyhow::Result<()> {
 }
 
 /// Measures the pools of this machine. Returns all pools, and the names of those that are gone.
-async fn measured_now(client: &Client, pools: Vec<Pool>) -> (Vec<Arc<Pool>>, HashSet<String>) {
+async fn measured_now(service: &Service, pools: Vec<Pool>) -> (Vec<Arc<Pool>>, HashSet<String>) {
     // If we do not know which node this is, we measure nothing.
-    let node = own_node(client).await.ok();
+    let node = own_node(service).await.ok();
     let (timely, mut gone, mut all) = (measured::timely(), HashSet::new(), Vec::new());
     for mut pool in pools {
         let name = pool.name_any();
@@ -280,7 +280,7 @@ pub async fn add(
         .to_str()
         .context("the directory's name is not UTF-8, which objects cannot hold")?;
     let service = connect(global).await?;
-    let node = own_node(&service.client).await?;
+    let node = own_node(&service).await?;
     let what = format!("pool {name}");
     let pools = Api::<Pool>::all(service.client.clone());
     let spec = PoolSpec {

@@ -42,7 +42,7 @@ pub async fn run(global: &Global, verb: &Recover) -> anyhow::Result<()> {
     let service = connect(global).await?;
     let client = &service.client;
     let all = ListParams::default();
-    let node = own_node(client).await?;
+    let node = own_node(&service).await?;
     let (pools, replicas, volumes, claims, classes) = tokio::try_join!(
         list(Api::<Pool>::all(client.clone()), &all),
         list(Api::<Replica>::all(client.clone()), &all),

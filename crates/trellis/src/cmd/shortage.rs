@@ -39,7 +39,7 @@ pub async fn look(service: &Service, view: &View) -> Space {
     let pools = list(pools, &ListParams::default())
         .await
         .unwrap_or_default();
-    let node = own_node(&service.client).await.unwrap_or_default();
+    let node = own_node(service).await.unwrap_or_default();
     for replica in &view.replicas {
         let name = &replica.spec.pool;
         let pool = pools.iter().find(|pool| pool.name_any() == *name);

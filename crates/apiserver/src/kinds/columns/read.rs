@@ -62,7 +62,7 @@ pub(super) fn since(time: Option<&Value>, now: Timestamp) -> String {
 /// Two or three significant figures: `90s`, `5m30s`, `3h20m`, `40h`, `5d4h`, `300d`, `3y40d`, `9y`.
 ///
 /// A time just ahead of our clock is now; one further ahead is shown as `<invalid>`, not hidden.
-fn human_duration(seconds: i64) -> String {
+pub(super) fn human_duration(seconds: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
     const DAY: i64 = 24 * HOUR;

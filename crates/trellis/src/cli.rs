@@ -87,6 +87,9 @@ pub enum Verb {
     /// Show, add and look after the directories where volumes live
     #[command(subcommand)]
     Pool(PoolVerb),
+    /// Show the machines that volumes live on, let one join, and remove one
+    #[command(subcommand)]
+    Node(NodeVerb),
     /// Check the copies on a pool directory without changing anything
     Check(Check),
     /// Check what this machine's kernel and programs can do, and what is missing
@@ -142,7 +145,8 @@ pub struct Agent {
 /// `trellis up`
 #[derive(Args, Debug)]
 pub struct Up {
-    /// Address of the API on loopback; if not given, the port of the last time or a free one
+    /// Address and port of the API. If not given, it answers on loopback alone, on the port of the last time or a free one.
+    /// Other nodes join at an address that they can reach
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<std::net::SocketAddr>,
     /// This machine's name among nodes; its host name if not given
@@ -309,6 +313,44 @@ pub enum PoolVerb {
         /// Move the copies on it to other pools first
         #[arg(long)]
         drain: bool,
+    },
+}
+
+/// `trellis node`
+#[derive(Debug, Subcommand)]
+pub enum NodeVerb {
+    /// Show the nodes: when each was last heard of, and what is on it
+    Ls {
+        /// How to print
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Let a machine join: make its token, and print the kubeconfig with which it finds the service
+    ///
+    /// The service keeps only a hash of the token. The token allows the node to read what it works with and to write what is
+    /// its own; `trellis node rm` revokes it.
+    Add {
+        /// Name of the node
+        name: String,
+        /// Write the kubeconfig to this file, which only its owner can read, instead of printing it
+        #[arg(long, value_name = "FILE")]
+        kubeconfig_out: Option<PathBuf>,
+        /// Make another token in the place of the one that the node has; the old one no longer counts
+        #[arg(long)]
+        rotate: bool,
+    },
+    /// Remove a node that carries nothing, with its pools, and revoke its token
+    ///
+    /// What is in the directories of its pools stays there. With --force the node is removed although it carries copies or
+    /// uses, because its machine is lost or not to be trusted: the objects of these stay, its pools get no new copies, and
+    /// copies of volumes with several copies are replaced on other nodes.
+    #[command(visible_alias = "remove")]
+    Rm {
+        /// Name of the node
+        name: String,
+        /// Remove it although copies or uses are on it
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -65,6 +65,10 @@ pub enum Verb {
     /// ended, in that order; nothing is left. While a volume is in use it changes nothing, says who uses it, and
     /// ends with code 5. The next `trellis up` brings back what was mounted.
     Down(Down),
+    /// Plan volumes against an API that runs elsewhere; several may run, and one of them plans at a time
+    ///
+    /// `trellis up` plans its own volumes: next to it a controller waits for ever.
+    Controller(Controller),
     /// Show every claim: what was asked for, what it has, how full it is
     Df(Df),
     /// Grow a claim while it is in use
@@ -163,6 +167,33 @@ pub struct Up {
     /// How long the certificates last that nodes prove themselves with to each other; renewed after two thirds
     #[arg(long, value_name = "TIME", default_value = "2160h", value_parser = parse_duration)]
     pub certificate_life: Duration,
+}
+
+/// `trellis controller`
+#[derive(Args, Debug)]
+pub struct Controller {
+    /// How long the planning controller may be silent before another one takes over, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=600))]
+    pub lease_seconds: u64,
+    /// How often everything is looked at again although nothing changed, in seconds; a safety net
+    #[arg(long, value_name = "SECONDS", default_value_t = RESYNC.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
+    pub resync_seconds: u64,
+}
+
+/// `trellis node run`
+#[derive(Args, Debug)]
+pub struct NodeRun {
+    /// The kubeconfig that `trellis node add` has written for this node
+    #[arg(long, value_name = "KUBECONFIG")]
+    pub join: PathBuf,
+    /// This machine's name among nodes; the one that the kubeconfig is for if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// The address of this machine at which other nodes reach its copies; none if not given, and nothing listens then
+    #[arg(long, value_name = "IP")]
+    pub link_address: Option<std::net::IpAddr>,
+    #[command(flatten)]
+    pub agent: Agent,
 }
 
 /// `trellis down`
@@ -339,6 +370,10 @@ pub enum NodeVerb {
         #[arg(long)]
         rotate: bool,
     },
+    /// Look after the volumes of this machine, as a node of a service that runs elsewhere
+    ///
+    /// Runs until it is told to stop. Mounts stay when it stops, and are adopted when it starts again.
+    Run(NodeRun),
     /// Remove a node that carries nothing, with its pools, and revoke its token
     ///
     /// What is in the directories of its pools stays there. With --force the node is removed although it carries copies or

@@ -17,7 +17,7 @@ use trellis_api::kinds::{Pool, Replica};
 use trellis_apiserver::pki::Pki;
 use trellis_apiserver::users::User;
 use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
-use trellis_control::bootstrap::{Defaults, bootstrap};
+use trellis_control::bootstrap::bootstrap;
 use trellis_control::claim::finish::Claims;
 use trellis_control::node::machine::Machine;
 use trellis_control::nodes::Signer;
@@ -168,14 +168,7 @@ async fn start(
     let pool = data.join("pools/default");
     trellis_files::make_directory(&pool)
         .with_context(|| format!("{} cannot be made", pool.display()))?;
-    let system = rustix::system::uname();
-    let defaults = Defaults {
-        node: node.to_owned(),
-        pool: pool.display().to_string(),
-        kernel: system.release().to_string_lossy().into_owned(),
-        architecture: system.machine().to_string_lossy().into_owned(),
-    };
-    bootstrap(&api.client(), &defaults)
+    bootstrap(&api.client(), &agent::defaults(node, &pool))
         .await
         .context("the first objects cannot be stored")?;
     let links = Links::new(data, node, up.link_address);

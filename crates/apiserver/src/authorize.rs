@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
-use trellis_api::kinds::{AUTHORITY, SYSTEM_NAMESPACE};
+use trellis_api::kinds::{AUTHORITY, CHAP_SECRET, NODE_LABEL, SYSTEM_NAMESPACE};
 
 use crate::meta;
 use crate::users::{NODE_LEASES_NAMESPACE, User};
@@ -162,8 +162,7 @@ const READ: &[Verb] = &[Verb::Get, Verb::List, Verb::Watch];
 const CHANGE: &[Verb] = &[Verb::Update, Verb::Patch];
 const MAKE_AND_CHANGE: &[Verb] = &[Verb::Create, Verb::Update, Verb::Patch];
 
-/// All that a node may do. There is no rule about Secrets: a node reads none. If a volume's Secret has to reach the
-/// node that uses the volume, a rule for `get` with a look at the Secret belongs here.
+/// All that a node may do. Of Secrets it sees only those for initiators of the volumes whose targets it runs.
 pub(crate) const NODE: &[Rule] = &[
     Rule {
         group: OURS,
@@ -260,6 +259,13 @@ pub(crate) const NODE: &[Rule] = &[
         place: anywhere,
         objects: Some(told_by_the_node),
     },
+    Rule {
+        group: CORE,
+        resources: &["secrets"],
+        verbs: &[Verb::Get, Verb::Create, Verb::Update],
+        place: |_, namespace, _| namespace == SYSTEM_NAMESPACE,
+        objects: Some(for_initiators_at_the_node),
+    },
     // The server writes the asker's name into a new request. The node waits for the answer to one request at a time. It
     // neither approves nor signs: there is no rule about the subresources.
     Rule {
@@ -341,6 +347,14 @@ fn asked_by_the_node(node: &str, old: Option<&Value>, new: Option<&Value>) -> bo
     both(old, new, |request| text(request, "/spec/username") == name)
 }
 
+fn for_initiators_at_the_node(node: &str, old: Option<&Value>, new: Option<&Value>) -> bool {
+    both(old, new, |secret| {
+        let label = secret.pointer("/metadata/labels");
+        let label = label.and_then(|labels| labels.get(NODE_LABEL)?.as_str());
+        text(secret, "/type") == CHAP_SECRET && label == Some(node)
+    })
+}
+
 fn only_finalizers(node: &str, old: Option<&Value>, new: Option<&Value>) -> bool {
     on_the_node(node, old, new) && differs_only_in(old, new, &["finalizers"], &[])
 }
@@ -362,10 +376,17 @@ fn takes_no_others_hold(node: &str, old: Option<&Value>, new: Option<&Value>) ->
     };
     let owners = |object: &Value| meta::get(object, "ownerReferences").cloned();
     let is_node = |owner: &Value| text(owner, "/kind") == "Node" && text(owner, "/name") == node;
+    // What initiators must know goes with its volume.
+    let is_volume = |owner: &Value| {
+        text(new, "/type") == CHAP_SECRET
+            && text(owner, "/kind") == "Volume"
+            && text(owner, "/apiVersion").starts_with(OUR_FINALIZERS)
+    };
     let own_owners = || {
         let owners = owners(new);
         let owners = owners.as_ref().and_then(Value::as_array);
-        owners.into_iter().flatten().all(is_node)
+        let mut owners = owners.into_iter().flatten();
+        owners.all(|owner| is_node(owner) || is_volume(owner))
     };
     foreign(new) == old.map(foreign).unwrap_or_default()
         && (owners(new) == old.and_then(owners) || own_owners())

@@ -21,10 +21,10 @@ use crate::pki::{self, AccessError};
 use crate::store::memory::{Id, Stored};
 use crate::store::{CLOSED, Shared, Txn};
 
+pub use trellis_api::kinds::NODE_LEASES_NAMESPACE;
+
 /// Where the Secrets with the hashes of nodes' tokens are.
 pub const NODE_TOKENS_NAMESPACE: &str = "kube-system";
-/// Where each node keeps the Lease that says that it is alive; as in Kubernetes.
-pub const NODE_LEASES_NAMESPACE: &str = "kube-node-lease";
 /// The type of the Secrets that hold hashes of nodes' tokens.
 pub const NODE_TOKEN_TYPE: &str = "trellis.dev/node-token";
 /// The field of such a Secret with the SHA-256 of the token.

@@ -241,6 +241,27 @@ fn a_node_is_only_itself() {
         &event("b")
     ));
 
+    let secret = |kind: &str, node: &str| {
+        json!({
+            "type": kind,
+            "metadata": {
+                "labels": { "trellis.dev/node": node },
+                "ownerReferences": [{ "apiVersion": "trellis.dev/v1alpha1", "kind": "Volume", "name": "v" }],
+            },
+        })
+    };
+    let place = ("trellis-system", "chap-v");
+    let own = secret("trellis.dev/chap", "b");
+    assert!(makes("secrets", place, &own));
+    assert!(changes(Verb::Update, "secrets", place, &own, &own));
+    assert!(!makes("secrets", ("kube-system", "chap-v"), &own));
+    assert!(!deletes("secrets", place, &own));
+    for other in [secret("trellis.dev/chap", "a"), secret("Opaque", "b")] {
+        assert!(!makes("secrets", place, &other));
+        assert!(!changes(Verb::Update, "secrets", place, &other, &own));
+        assert!(!changes(Verb::Update, "secrets", place, &own, &other));
+    }
+
     let own_name: trellis_api::NodeName = "b".parse().unwrap();
     assert_eq!(own_name.user(), User::Node("b".into()).name());
     let request = |user: &str| json!({ "spec": { "username": user } });

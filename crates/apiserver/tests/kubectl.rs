@@ -173,7 +173,7 @@ fn requests_for_certificates_are_approved_and_denied() {
         assert_eq!(line[2..], ["example.com/x", "system:admin", "60m", decided]);
     }
     let refused = server.kubectl("certificate deny good").unwrap_err();
-    assert!(refused.contains("already Approved"), "{refused}");
+    assert!(refused.contains("is already Approved"), "{refused}");
 }
 
 #[test]
@@ -613,46 +613,5 @@ fn create_makes_namespaces_config_maps_and_secrets() {
             .kubectl("create namespace shop")
             .unwrap_err()
             .contains("already exists")
-    );
-}
-
-#[test]
-fn a_node_is_told_who_it_is_and_what_it_may_do() {
-    // Fails when kubectl with a node's token does not know itself, reads what is not for nodes, or cannot read pools.
-    let server = Server::start();
-    let node = r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"b"}}"#;
-    server.kubectl_with("create -f -", node).unwrap();
-    let node = serde_json::from_value(server.json("get node b")).unwrap();
-    let token = trellis_apiserver::users::NodeToken::make("b").unwrap();
-    let secret = serde_json::to_string(&token.secret(&node)).unwrap();
-    server.kubectl_with("create -f -", &secret).unwrap();
-    let ask = |words: &str| server.kubectl_with_token(words, token.text());
-    let who = ask("auth whoami").unwrap();
-    assert!(
-        who.contains("system:node:b") && who.contains("system:nodes"),
-        "{who}"
-    );
-    assert_eq!(
-        ask("auth can-i list pools.trellis.dev").unwrap().trim(),
-        "yes"
-    );
-    assert!(
-        ask("auth can-i list secrets")
-            .unwrap_err()
-            .starts_with("no")
-    );
-    assert!(
-        ask("auth can-i --list")
-            .unwrap()
-            .contains("replicas.trellis.dev/status")
-    );
-    assert!(ask("get pools,volumes,nodes").is_ok());
-    let refused = ask("get secrets -n kube-system").unwrap_err();
-    let words = r#"secrets is forbidden: User "system:node:b" cannot list resource "secrets" in API group "" in the namespace "kube-system""#;
-    assert!(refused.contains(words), "{refused}");
-    let who = server.kubectl("auth whoami").unwrap();
-    assert!(
-        who.contains("system:admin") && who.contains("system:masters"),
-        "{who}"
     );
 }

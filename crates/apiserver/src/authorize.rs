@@ -275,7 +275,7 @@ impl Rule {
             None => **resource == *attempt.resource && attempt.subresource.is_empty(),
         };
         if self.group != attempt.group
-            || !self.resources.iter().any(|resource| is_about(&resource))
+            || !self.resources.iter().any(is_about)
             || !self.verbs.contains(&attempt.verb)
         {
             return false;

@@ -4,6 +4,7 @@ mod bench;
 mod deaths;
 mod deny;
 mod guest;
+mod nodes;
 mod power;
 mod soak;
 
@@ -27,6 +28,9 @@ enum Chore {
     Guest(guest::Guest),
     /// Kill all processes of a data directory at once, about fifty times, in the middle of growths
     Deaths,
+    /// Three nodes on this machine, in network namespaces, with the service on the first
+    #[command(subcommand)]
+    Nodes(nodes::Nodes),
     /// Cut the power of a whole data directory, again and again
     Power(power::Power),
     /// Run the simulator of the replicated engine on fresh histories
@@ -39,6 +43,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Deaths => deaths::run(),
         Chore::Deny => deny::run(),
         Chore::Guest(guest) => guest::run(guest),
+        Chore::Nodes(nodes) => nodes::run(&nodes),
         Chore::Power(power) => power::run(&power),
         Chore::Soak(soak) => soak::run(&soak),
     }

@@ -339,9 +339,10 @@ mod tests {
         for path in [
             "/api/v1",
             "/apis/storage.k8s.io/v1",
+            "/apis/authentication.k8s.io/v1",
             "/apis/authorization.k8s.io/v1",
-            "/apis/coordination.k8s.io/v1",
             "/apis/certificates.k8s.io/v1",
+            "/apis/coordination.k8s.io/v1",
             "/apis/trellis.dev/v1alpha1",
         ] {
             let document = respond(kinds::all(), path, accept).unwrap();

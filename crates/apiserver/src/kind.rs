@@ -6,9 +6,9 @@ use std::fmt;
 
 use serde_json::Value;
 
-use crate::User;
-use crate::store::Txn;
 use crate::store::memory::Id;
+use crate::store::{Shared, Txn};
+use crate::users::User;
 
 /// One kind that the server stores: its names, its scope, and the functions that only it needs.
 pub struct Kind {
@@ -61,7 +61,7 @@ pub struct Kind {
     /// How the names of its objects are written.
     pub naming: Naming,
     /// Fills in the answer of a review: it is answered at once, and nothing is stored.
-    pub answer: Option<fn(&mut Value)>,
+    pub answer: Option<fn(&mut Value, &Asker<'_>)>,
 }
 
 /// The part of an object that a request is about.
@@ -147,6 +147,24 @@ impl Kind {
 impl fmt::Debug for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.api_version(), self.kind)
+    }
+}
+
+/// Who asks for a review, and what is stored.
+pub struct Asker<'a> {
+    pub(crate) user: &'a User,
+    pub(crate) shared: &'a Shared,
+}
+
+impl Asker<'_> {
+    /// One object: (group, plural, namespace or empty, name).
+    pub fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Value> {
+        let is_it = |kind: &Kind| kind.group == group && kind.plural == plural;
+        let kind = self.shared.kinds.iter().position(is_it)?;
+        let state = self.shared.read();
+        state
+            .get(&Id::new(kind, namespace, name))
+            .map(|stored| stored.value())
     }
 }
 

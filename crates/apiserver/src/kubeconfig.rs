@@ -6,31 +6,32 @@ use k8s_openapi::ByteString;
 
 use crate::pki::{AccessError, Token};
 
-/// The name of cluster, user and context in the file.
+/// The name of cluster and context in the file, and of the administrator.
 const NAME: &str = "trellis";
 
-/// Writes the kubeconfig, readable by its owner alone; a file that already says the same is left as it is.
+/// Writes the administrator's kubeconfig, readable by its owner alone; a file that already says the same is left as it is.
 pub fn write(
     path: &Path,
     server_url: &str,
     ca_pem: &str,
     token: &Token,
 ) -> Result<(), AccessError> {
-    trellis_files::ensure(path, text(server_url, ca_pem, token).as_bytes())
-        .map(|_| ())
-        .map_err(|source| AccessError::Write {
-            path: path.to_owned(),
-            source,
-        })
+    trellis_files::ensure(
+        path,
+        text(server_url, ca_pem, NAME, token.as_str()).as_bytes(),
+    )
+    .map(|_| ())
+    .map_err(|source| AccessError::Write {
+        path: path.to_owned(),
+        source,
+    })
 }
 
-fn text(server_url: &str, ca_pem: &str, token: &Token) -> String {
+/// The text of a kubeconfig for a user with this token.
+pub fn text(server_url: &str, ca_pem: &str, user: &str, token: &str) -> String {
     // A ByteString is base64 in JSON, and a JSON string is a YAML string.
     let ca = serde_json::json!(ByteString(ca_pem.as_bytes().to_vec()));
-    let (server, token) = (
-        serde_json::json!(server_url),
-        serde_json::json!(token.as_str()),
-    );
+    let [server, user, token] = [server_url, user, token].map(|text| serde_json::json!(text));
     format!(
         "apiVersion: v1
 kind: Config
@@ -40,14 +41,14 @@ clusters:
     server: {server}
     certificate-authority-data: {ca}
 users:
-- name: {NAME}
+- name: {user}
   user:
     token: {token}
 contexts:
 - name: {NAME}
   context:
     cluster: {NAME}
-    user: {NAME}
+    user: {user}
 current-context: {NAME}
 "
     )
@@ -65,7 +66,7 @@ mod tests {
     fn the_kubeconfig_is_private_and_stable() {
         // Fails when others may read the token, or when a restart replaces a file that is right.
         let directory = tempfile::tempdir().unwrap();
-        let pki = Pki::open(directory.path()).unwrap();
+        let pki = Pki::open(directory.path(), None).unwrap();
         let path = directory.path().join("kubeconfig");
         write(&path, "https://127.0.0.1:6443", &pki.ca_pem, &pki.token).unwrap();
         let first = std::fs::metadata(&path).unwrap();
@@ -80,8 +81,13 @@ mod tests {
     fn kube_reads_the_kubeconfig() {
         // Fails when the text is not YAML, or the authority is not base64 of its PEM.
         let directory = tempfile::tempdir().unwrap();
-        let pki = Pki::open(directory.path()).unwrap();
-        let text = text("https://127.0.0.1:6443", &pki.ca_pem, &pki.token);
+        let pki = Pki::open(directory.path(), None).unwrap();
+        let text = text(
+            "https://127.0.0.1:6443",
+            &pki.ca_pem,
+            "system:node:b",
+            "b.x",
+        );
         let config = kube::config::Kubeconfig::from_yaml(&text).unwrap();
         assert_eq!(config.current_context.as_deref(), Some(NAME));
         let cluster = config.clusters[0].cluster.as_ref().unwrap();
@@ -91,5 +97,8 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(ca.0, pki.ca_pem.as_bytes());
+        let user = &config.auth_infos[0];
+        assert_eq!(user.name, "system:node:b");
+        assert!(user.auth_info.as_ref().unwrap().token.is_some());
     }
 }

@@ -14,6 +14,7 @@
 //! It is not a second Kubernetes. It has no scheduler, no kubelet and no aggregation, and only the admission that
 //! claims, volumes and namespaces need.
 
+mod authorize;
 pub mod backup;
 mod cascade;
 mod decode;
@@ -34,7 +35,7 @@ mod server;
 mod status;
 mod store;
 mod table;
-mod user;
+pub mod users;
 mod verbs;
 
 pub mod kubeconfig;
@@ -55,16 +56,17 @@ use serde_json::json;
 use tower::ServiceExt;
 
 pub use error::{Damage, Error};
-pub use server::{ApiBody, BACKUP_PATH};
+pub use server::{ApiBody, BACKUP_PATH, Visit};
 pub use store::Stats;
-pub use user::User;
 
+use authorize::Verb;
 use managed::Writer;
 use pipeline::Ownership;
 use store::{Store, Txn};
+use users::{Caller, NODE_LEASES_NAMESPACE, NODE_TOKENS_NAMESPACE, User};
 
 /// Namespaces that exist from the start.
-const FIRST_NAMESPACES: [&str; 2] = ["default", "kube-system"];
+const FIRST_NAMESPACES: [&str; 3] = ["default", NODE_TOKENS_NAMESPACE, NODE_LEASES_NAMESPACE];
 /// The name under which the server's own writes stand in `managedFields`.
 const OWN_MANAGER: &str = "trellis";
 
@@ -88,23 +90,39 @@ impl EmbeddedApi {
         kube::Client::new(self.clone(), "default")
     }
 
-    /// A client that asks as somebody else than the administrator.
+    /// A client that asks as that user, and may do what that user may.
     pub fn client_as(&self, user: User) -> kube::Client {
-        let named = move |mut request: Request<kube::client::Body>| {
-            request.extensions_mut().insert(user.clone());
-            request
+        let caller = Caller::of(user);
+        let named = move |request: Request<kube::client::Body>| Visit {
+            caller: caller.clone(),
+            request,
         };
-        kube::Client::new(self.clone().map_request(named), "default")
+        let service = ServiceExt::<Visit<kube::client::Body>>::map_request(self.clone(), named);
+        kube::Client::new(service, "default")
     }
 
-    /// Answers a request, whatever brought it. A request without a [`User`] among its extensions is the
-    /// administrator's.
+    /// Answers a request of this process, which may do everything.
     pub async fn handle<B>(&self, request: Request<B>) -> Response<ApiBody>
     where
         B: http_body::Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        server::respond(&self.store, request).await
+        let caller = Caller::ADMIN;
+        self.receive(Visit { caller, request }).await
+    }
+
+    /// Answers a request of whoever it is.
+    pub async fn receive<B>(&self, visit: Visit<B>) -> Response<ApiBody>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        server::respond(&self.store, visit).await
+    }
+
+    /// The node whose token this is, if it is one that counts.
+    pub fn node_with_token(&self, shown: &[u8]) -> Option<Caller> {
+        Caller::with_node_token(&self.store.shared, shown)
     }
 
     /// Everything that is stored, as of one moment.
@@ -132,12 +150,31 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        let caller = Caller::ADMIN;
+        tower::Service::<Visit<B>>::call(self, Visit { caller, request })
+    }
+}
+
+impl<B> tower::Service<Visit<B>> for EmbeddedApi
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<ApiBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ApiBody>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, visit: Visit<B>) -> Self::Future {
         let api = self.clone();
-        if request.method().is_safe() {
-            return Box::pin(async move { Ok(api.handle(request).await) });
+        if visit.request.method().is_safe() {
+            return Box::pin(async move { Ok(api.receive(visit).await) });
         }
         let arriving = self.store.arriving();
-        Box::pin(async move { Ok(arriving.during(api.handle(request)).await) })
+        Box::pin(async move { Ok(arriving.during(api.receive(visit)).await) })
     }
 }
 
@@ -145,8 +182,9 @@ where
 /// earlier release stored into the present form.
 fn prepare(txn: &mut Txn<'_>) -> Result<(), status::Status> {
     let writer = Writer {
+        caller: Caller::ADMIN,
+        verb: Verb::Create,
         manager: OWN_MANAGER.to_owned(),
-        user: User::default(),
         subresource: "",
         now: meta::time(jiff::Timestamp::now()),
     };

@@ -1,11 +1,11 @@
-//! The door: HTTPS on loopback, for clients that are other programs.
+//! The door: HTTPS, for clients that are other programs.
 //!
-//! Happy path: accept, TLS handshake, HTTP/2 or HTTP/1.1 as agreed in it, the token, the service. A client without the
-//! right token gets 401.
+//! Happy path: accept, TLS handshake, HTTP/2 or HTTP/1.1 as agreed in it, the token, the service. The token says who the
+//! client is; what it may do is the service's to decide. A client without a token that counts gets 401.
 //!
-//! Any user of the machine can connect. So connections that have not shown the token have a few places of their own
-//! (`waiting_room`). When these are taken, a new connection takes the place of the oldest. A stranger with many
-//! connections cannot keep a client out.
+//! Any user of the machine, or of the network, can connect. So connections that have not shown a token have a few places
+//! of their own (`waiting_room`). When these are taken, a new connection takes the place of the oldest. A stranger with
+//! many connections cannot keep a client out.
 //!
 //! At shutdown no new connection is accepted, requests in flight may finish within a time limit, and then the rest is
 //! cut. (Watches never finish by themselves.)
@@ -37,13 +37,19 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::{Service, ServiceExt};
 
-use self::waiting_room::{Seat, WaitingRoom};
+use self::waiting_room::{Places, Seat, WaitingRoom};
+use crate::authorize::OPEN_PATHS;
 use crate::pki::{Pki, Token};
+use crate::users::{Caller, User};
+use crate::{EmbeddedApi, Visit};
 
-/// Connections at one time that have shown the token. The next one is closed.
-const PROVEN_MAX: usize = 512;
-/// Connections at one time that have not.
-const UNPROVEN_MAX: usize = 64;
+/// How many connections there may be at one time. A node has fewer than the administrator and may do less, so that no
+/// node can keep others out.
+const PLACES: Places = Places {
+    unproven: 64,
+    of_admin: 512,
+    of_each_node: 64,
+};
 /// Requests at one time on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 250;
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -57,9 +63,6 @@ const DRAIN_TIME_MAX: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: it fails for lack of descriptors, and would fail again if retried at once.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// Paths that need no token: they reveal only that the server is there, and its version.
-const OPEN_PATHS: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
-
 /// An error of any kind, as tower and hyper pass them around.
 type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -68,21 +71,33 @@ pub async fn bind(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await
 }
 
-/// Serves `service` over HTTPS to clients that show the token, until `shutdown` resolves.
+/// Knows the users whose tokens are not in a file.
+pub trait Users {
+    /// The user whose token this is.
+    fn with_token(&self, shown: &[u8]) -> Option<Caller>;
+}
+
+impl Users for EmbeddedApi {
+    fn with_token(&self, shown: &[u8]) -> Option<Caller> {
+        self.node_with_token(shown)
+    }
+}
+
+/// Serves `service` over HTTPS to clients that show a token, until `shutdown` resolves.
 pub async fn serve<S, B>(
     listener: TcpListener,
     pki: &Pki,
     service: S,
     shutdown: impl Future<Output = ()>,
 ) where
-    S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + Sync + 'static,
+    S: Service<Visit<Incoming>, Response = Response<B>> + Users + Clone + Send + Sync + 'static,
     S::Future: Send,
     S::Error: Into<BoxError> + Send,
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     let acceptor = TlsAcceptor::from(Arc::clone(&pki.tls));
-    let room = WaitingRoom::new(UNPROVEN_MAX, PROVEN_MAX);
+    let room = WaitingRoom::new(PLACES);
     let (stop, stopped) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -137,7 +152,7 @@ async fn connection<S, B>(
     mut stopped: watch::Receiver<bool>,
 ) -> Result<(), BoxError>
 where
-    S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + Sync + 'static,
+    S: Service<Visit<Incoming>, Response = Response<B>> + Users + Clone + Send + Sync + 'static,
     S::Future: Send,
     S::Error: Into<BoxError> + Send,
     B: Body<Data = Bytes> + Send + 'static,
@@ -149,12 +164,13 @@ where
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let guarded = service_fn(move |request: Request<Incoming>| {
         let service = service.clone();
-        let access = access(&request, &token);
-        if access == Access::Proven {
-            seat.prove();
+        let caller = caller(&request, &token, &service);
+        if let Some(caller) = &caller
+            && *caller.user() != User::Anybody
+        {
+            seat.prove(caller.user());
         }
-        let allowed = access != Access::Denied;
-        async move { Ok::<_, Infallible>(answer(service, request, allowed).await) }
+        async move { Ok::<_, Infallible>(answer(service, request, caller).await) }
     });
     // Both kinds of connection are driven the same way, but share no trait.
     macro_rules! drive {
@@ -186,57 +202,39 @@ where
     }
 }
 
-/// What a request may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Access {
-    /// It shows the token.
-    Proven,
-    /// It shows none, and asks for what anybody may know.
-    Open,
-    Denied,
+/// Who makes a request; `None` if it shows no token that counts, and asks for more than anybody may know.
+fn caller<B>(request: &Request<B>, token: &Token, users: &impl Users) -> Option<Caller> {
+    let shown = shown_token(request);
+    let known = shown.and_then(|shown| match token.is(shown) {
+        true => Some(Caller::ADMIN),
+        false => users.with_token(shown),
+    });
+    let open = OPEN_PATHS.contains(&request.uri().path());
+    known.or_else(|| open.then_some(Caller::ANYBODY))
 }
 
-fn access<B>(request: &Request<B>, token: &Token) -> Access {
-    if shows_token(request, token) {
-        Access::Proven
-    } else if OPEN_PATHS.contains(&request.uri().path()) {
-        Access::Open
-    } else {
-        Access::Denied
-    }
-}
-
-fn shows_token<B>(request: &Request<B>, token: &Token) -> bool {
-    let Some(shown) = request
-        .headers()
-        .get(header::AUTHORIZATION)
-        .map(HeaderValue::as_bytes)
-    else {
-        return false;
-    };
+fn shown_token<B>(request: &Request<B>) -> Option<&[u8]> {
     // The scheme's name is case-insensitive, the token is not.
     const SCHEME: &[u8] = b"bearer ";
-    match shown.split_at_checked(SCHEME.len()) {
-        Some((scheme, shown)) => {
-            scheme.eq_ignore_ascii_case(SCHEME) && token.is(shown.trim_ascii())
-        }
-        None => false,
-    }
+    let shown = request.headers().get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, shown) = shown.split_at_checked(SCHEME.len())?;
+    let is_bearer = scheme.eq_ignore_ascii_case(SCHEME);
+    is_bearer.then(|| shown.trim_ascii())
 }
 
 async fn answer<S, B>(
     service: S,
     request: Request<Incoming>,
-    allowed: bool,
+    caller: Option<Caller>,
 ) -> Response<Either<B, Full<Bytes>>>
 where
-    S: Service<Request<Incoming>, Response = Response<B>>,
+    S: Service<Visit<Incoming>, Response = Response<B>>,
     S::Error: Into<BoxError>,
 {
-    if !allowed {
+    let Some(caller) = caller else {
         return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized");
-    }
-    match service.oneshot(request).await {
+    };
+    match service.oneshot(Visit { caller, request }).await {
         Ok(response) => response.map(Either::Left),
         Err(error) => {
             let error: BoxError = error.into();

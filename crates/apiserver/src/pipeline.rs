@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::authorize::{Attempt, Decision, Objects, Verb, decide};
 use crate::cascade::Sweep;
 use crate::kind::{Change, FieldError, Kind, Origin, Part};
 use crate::managed::{self, Writer};
 use crate::store::Txn;
 use crate::store::memory::{Id, Stored};
+use crate::users::User;
 use crate::{events, meta, names, status::Status};
 
 /// Attempts at a free name for `generateName`.
@@ -69,7 +71,7 @@ pub(crate) fn insert(
     {
         map.remove("status");
     }
-    (kind.sign)(&mut object, &writer.user);
+    (kind.sign)(&mut object, &writer.caller.user);
     (kind.default)(&mut object);
     if ownership == Ownership::Record {
         let status = object
@@ -82,12 +84,46 @@ pub(crate) fn insert(
         }
     }
     (kind.admit)(&mut object, &txn.peers());
+    // Server-side apply makes objects too.
+    permitted(txn, writer, Verb::Create, &id, (None, Some(&object)))?;
     check(txn, kind, None, &object, Part::Main)?;
     let stored = txn.put(&id, object);
     if kind.plural == events::PLURAL && kind.group.is_empty() {
         events::make_room(txn, kind_index);
     }
     Ok(stored)
+}
+
+/// Refuses a write that its caller may not make, with the objects as the write sees them. A token that was revoked
+/// before this write no longer counts.
+pub(crate) fn permitted(
+    txn: &Txn<'_>,
+    writer: &Writer,
+    verb: Verb,
+    id: &Id,
+    (old, new): (Option<&Value>, Option<&Value>),
+) -> Result<(), Status> {
+    let caller = &writer.caller;
+    if caller.user == User::Admin {
+        return Ok(());
+    }
+    if !caller.counts_within(txn) {
+        return Err(Status::unauthorized());
+    }
+    let kind = &txn.kinds[id.kind];
+    let attempt = Attempt {
+        verb,
+        group: kind.group,
+        resource: kind.plural,
+        subresource: writer.subresource,
+        namespace: &id.place.namespace,
+        name: &id.place.name,
+        objects: Objects::Seen { old, new },
+    };
+    match decide(&caller.user, &attempt) {
+        Decision::Allowed => Ok(()),
+        Decision::Forbidden => Err(Status::not_permitted(&caller.user, kind, &attempt)),
+    }
 }
 
 fn place_in_namespace(
@@ -187,6 +223,11 @@ pub(crate) fn replace(
     splice(kind, &old, &mut new, part);
     (kind.keep)(part, &old, &mut new);
     (kind.default)(&mut new);
+    if writer.caller.user != User::Admin && ownership == Ownership::Record {
+        // Only the administrator may say who owns which field.
+        meta::copy(&mut new, &old, "managedFields");
+    }
+    permitted(txn, writer, writer.verb, id, (Some(&old), Some(&new)))?;
     if kind.counts_generations() && part == Part::Main && specification(&old) != specification(&new)
     {
         let generation = meta::get(&old, "generation")

@@ -1,10 +1,12 @@
 //! Certificates and the token: how the server knows its clients, and how a client knows the server.
 //!
-//! All of it is in `DIR/pki` and survives restarts. What is missing, broken, or about to expire is made again. The key
-//! of the certificate authority is never stored: it signs only the one server certificate.
+//! All of it is in `DIR/pki` and survives restarts. What is missing, broken, about to expire, or made for other
+//! addresses is made again. The authority stays as long as it can, because the kubeconfigs of other machines carry its
+//! certificate. Its key signs only the one server certificate.
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +23,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{RootCertStore, ServerConfig};
 
-/// The names under which the server may be reached.
+/// The names under which the server may always be reached.
 const SERVER_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 const VALID_YEARS: i64 = 10;
 /// A certificate with less than this left is replaced at the next start.
@@ -112,8 +114,9 @@ pub struct Pki {
 }
 
 impl Pki {
-    /// Reads the credentials in `directory/pki`, and replaces those that cannot be used.
-    pub fn open(directory: &Path) -> Result<Pki, AccessError> {
+    /// Reads the credentials in `directory/pki`, and replaces those that cannot be used by a server on loopback and, if
+    /// it is given, on one more address.
+    pub fn open(directory: &Path, address: Option<IpAddr>) -> Result<Pki, AccessError> {
         let directory = directory.join("pki");
         trellis_files::make_private_directory(&directory).map_err(|source| {
             AccessError::Directory {
@@ -122,11 +125,13 @@ impl Pki {
             }
         })?;
         let token = open_token(&directory.join("token"))?;
+        let mut names: Vec<String> = SERVER_NAMES.map(str::to_owned).into();
+        names.extend(address.map(|address| address.to_string()));
         let files = Files::in_directory(&directory);
-        if let Some((ca_pem, tls)) = files.load()? {
-            return Ok(Pki { ca_pem, token, tls });
-        }
-        let (ca_pem, tls) = files.make()?;
+        let (ca_pem, tls) = match files.load(&names)? {
+            Some(usable) => usable,
+            None => files.make(&names)?,
+        };
         Ok(Pki { ca_pem, token, tls })
     }
 }
@@ -135,21 +140,27 @@ fn open_token(path: &Path) -> Result<Token, AccessError> {
     let found = read(path)?.filter(|text| Token::is_well_formed(text));
     let text = match found {
         Some(text) => text,
-        None => {
-            let mut random = [0; TOKEN_BYTES];
-            provider()
-                .secure_random
-                .fill(&mut random)
-                .map_err(|_| AccessError::Random)?;
-            random.iter().map(|byte| format!("{byte:02x}")).collect()
-        }
+        None => hexadecimal(&random::<TOKEN_BYTES>()?),
     };
     write(path, &text)?;
     Ok(Token(text.into()))
 }
 
+/// Bytes that nobody can guess.
+pub(crate) fn random<const COUNT: usize>() -> Result<[u8; COUNT], AccessError> {
+    let mut bytes = [0; COUNT];
+    let filled = provider().secure_random.fill(&mut bytes);
+    filled.map_err(|_| AccessError::Random)?;
+    Ok(bytes)
+}
+
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 struct Files {
     ca: PathBuf,
+    ca_key: PathBuf,
     certificate: PathBuf,
     key: PathBuf,
 }
@@ -158,13 +169,14 @@ impl Files {
     fn in_directory(directory: &Path) -> Files {
         Files {
             ca: directory.join("ca.crt"),
+            ca_key: directory.join("ca.key"),
             certificate: directory.join("server.crt"),
             key: directory.join("server.key"),
         }
     }
 
-    /// What is there, if it fits together and will still be valid for a while.
-    fn load(&self) -> Result<Option<(String, Arc<ServerConfig>)>, AccessError> {
+    /// What is there, if it fits together, has the names, and will still be valid for a while.
+    fn load(&self, names: &[String]) -> Result<Option<(String, Arc<ServerConfig>)>, AccessError> {
         let (Some(ca), Some(certificate), Some(key)) =
             (read(&self.ca)?, read(&self.certificate)?, read(&self.key)?)
         else {
@@ -172,38 +184,74 @@ impl Files {
         };
         let (Ok(tls), true) = (
             server_config(&certificate, &key),
-            is_trusted(&ca, &certificate, UnixTime::now()),
+            is_trusted(&ca, &certificate, names, UnixTime::now()),
         ) else {
-            tracing::warn!(directory = ?self.ca.parent(), "the server's certificate is expired or damaged; making a new one");
+            tracing::warn!(directory = ?self.ca.parent(), "the server's certificate is expired, damaged or for other addresses; making a new one");
             return Ok(None);
         };
         write(&self.key, &key)?;
         Ok(Some((ca, tls)))
     }
 
-    fn make(&self) -> Result<(String, Arc<ServerConfig>), AccessError> {
-        let mut ca_params = params("trellis-ca")?;
-        ca_params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        ca_params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let ca_key = KeyPair::generate()?;
-        let ca_pem = ca_params.self_signed(&ca_key)?.pem();
-
-        let mut server_params = params("trellis")?;
-        server_params.subject_alt_names =
-            CertificateParams::new(SERVER_NAMES.map(str::to_owned))?.subject_alt_names;
-        server_params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        server_params.use_authority_key_identifier_extension = true;
-        let server_key = KeyPair::generate()?;
-        let certificate = server_params
-            .signed_by(&server_key, &Issuer::new(ca_params, ca_key))?
-            .pem();
-
-        let key = server_key.serialize_pem();
+    fn make(&self, names: &[String]) -> Result<(String, Arc<ServerConfig>), AccessError> {
+        let key_pair = KeyPair::generate()?;
+        let sign = |authority: &Authority| authority.sign(names, &key_pair);
+        let mut authority = self.authority()?;
+        let mut certificate = sign(&authority)?;
+        if !is_trusted(&authority.pem, &certificate, names, UnixTime::now()) {
+            // Most likely the authority itself is about to expire.
+            authority = Authority::make()?;
+            certificate = sign(&authority)?;
+        }
+        let key = key_pair.serialize_pem();
         let tls = server_config(&certificate, &key)?;
-        write(&self.ca, &ca_pem)?;
+        write(&self.ca, &authority.pem)?;
+        write(&self.ca_key, &authority.key.serialize_pem())?;
         write(&self.certificate, &certificate)?;
         write(&self.key, &key)?;
-        Ok((ca_pem, tls))
+        Ok((authority.pem, tls))
+    }
+
+    /// The authority that is there, or a new one.
+    fn authority(&self) -> Result<Authority, AccessError> {
+        let (Some(pem), Some(key)) = (read(&self.ca)?, read(&self.ca_key)?) else {
+            return Authority::make();
+        };
+        match KeyPair::from_pem(&key) {
+            Ok(key) => Ok(Authority { pem, key }),
+            Err(_) => Authority::make(),
+        }
+    }
+}
+
+/// Who signs the server's certificate. If key and certificate do not fit together, nobody trusts what it signs.
+struct Authority {
+    pem: String,
+    key: KeyPair,
+}
+
+impl Authority {
+    fn make() -> Result<Authority, AccessError> {
+        let key = KeyPair::generate()?;
+        let pem = Authority::params()?.self_signed(&key)?.pem();
+        Ok(Authority { pem, key })
+    }
+
+    fn params() -> Result<CertificateParams, AccessError> {
+        let mut params = params("trellis-ca")?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        Ok(params)
+    }
+
+    /// A certificate of the server under these names.
+    fn sign(&self, names: &[String], server_key: &KeyPair) -> Result<String, AccessError> {
+        let mut params = params("trellis")?;
+        params.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        let issuer = Issuer::new(Authority::params()?, &self.key);
+        Ok(params.signed_by(server_key, &issuer)?.pem())
     }
 }
 
@@ -238,8 +286,8 @@ fn server_config(certificate: &str, key: &str) -> Result<Arc<ServerConfig>, rust
     Ok(Arc::new(config))
 }
 
-/// Whether a client that trusts `ca` would trust `certificate`, under each of its names, and for a while to come.
-fn is_trusted(ca: &str, certificate: &str, now: UnixTime) -> bool {
+/// Whether a client that trusts `ca` would trust `certificate`, under each of the names, and for a while to come.
+fn is_trusted(ca: &str, certificate: &str, names: &[String], now: UnixTime) -> bool {
     let soon = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + RENEW_BEFORE);
     let (Ok(ca), Ok(certificate)) = (
         CertificateDer::from_pem_slice(ca.as_bytes()),
@@ -256,8 +304,8 @@ fn is_trusted(ca: &str, certificate: &str, now: UnixTime) -> bool {
     else {
         return false;
     };
-    SERVER_NAMES.iter().all(|name| {
-        ServerName::try_from(*name).is_ok_and(|name| {
+    names.iter().all(|name| {
+        ServerName::try_from(name.as_str()).is_ok_and(|name| {
             [now, soon].iter().all(|time| {
                 verifier
                     .verify_server_cert(&certificate, &[], &name, &[], *time)
@@ -303,8 +351,8 @@ mod tests {
         // Fails when every start makes new keys, so that every kubeconfig in use breaks.
         let directory = tempfile::tempdir().unwrap();
         let (first, second) = (
-            Pki::open(directory.path()).unwrap(),
-            Pki::open(directory.path()).unwrap(),
+            Pki::open(directory.path(), None).unwrap(),
+            Pki::open(directory.path(), None).unwrap(),
         );
         assert_eq!(first.ca_pem, second.ca_pem);
         assert_eq!(first.token.as_str(), second.token.as_str());
@@ -315,13 +363,13 @@ mod tests {
     fn keys_and_token_are_their_owners_alone() {
         // Fails when another user of the machine could read a secret.
         let directory = tempfile::tempdir().unwrap();
-        Pki::open(directory.path()).unwrap();
+        Pki::open(directory.path(), None).unwrap();
         let pki = directory.path().join("pki");
         assert_eq!(
             std::fs::metadata(&pki).unwrap().permissions().mode() & 0o777,
             0o700
         );
-        for name in ["token", "server.key"] {
+        for name in ["token", "server.key", "ca.key"] {
             assert_eq!(
                 std::fs::metadata(pki.join(name))
                     .unwrap()
@@ -334,24 +382,64 @@ mod tests {
         }
     }
 
+    fn names(more: &[&str]) -> Vec<String> {
+        let all = SERVER_NAMES.iter().chain(more);
+        all.map(|name| (*name).to_owned()).collect()
+    }
+
+    /// Whether a client that got `ca` from the server would trust it now under these names.
+    fn serves(directory: &Path, ca: &str, names: &[String]) -> bool {
+        let read = |name: &str| std::fs::read_to_string(directory.join("pki").join(name)).unwrap();
+        let certificate = read("server.crt");
+        read("ca.crt") == ca
+            && server_config(&certificate, &read("server.key")).is_ok()
+            && is_trusted(ca, &certificate, names, UnixTime::now())
+    }
+
     #[test]
     fn a_certificate_that_does_not_fit_is_made_anew() {
-        // Fails when a torn, foreign or damaged set of files keeps the server from starting, or is served as it is.
+        // Fails when a torn, foreign or damaged set of files keeps the server from starting, or is served as it is, or
+        // when the authority changes although it could have stayed.
         let (ours, foreign) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        Pki::open(foreign.path()).unwrap();
+        Pki::open(foreign.path(), None).unwrap();
+        let open = || Pki::open(ours.path(), None).unwrap().ca_pem;
+        let file = |name: &str| ours.path().join("pki").join(name);
         for name in ["ca.crt", "server.crt", "server.key"] {
-            let before = Pki::open(ours.path()).unwrap();
-            let path = ours.path().join("pki").join(name);
-            std::fs::copy(foreign.path().join("pki").join(name), &path).unwrap();
-            let after = Pki::open(ours.path()).unwrap();
-            assert_ne!(before.ca_pem, after.ca_pem, "a foreign {name}");
-            std::fs::write(&path, "damaged").unwrap();
-            assert_ne!(
-                after.ca_pem,
-                Pki::open(ours.path()).unwrap().ca_pem,
-                "a damaged {name}"
-            );
+            let before = open();
+            std::fs::copy(foreign.path().join("pki").join(name), file(name)).unwrap();
+            let after = open();
+            assert_eq!(before == after, name != "ca.crt", "a foreign {name}");
+            assert!(serves(ours.path(), &after, &names(&[])), "a foreign {name}");
+            std::fs::write(file(name), "damaged").unwrap();
+            let last = open();
+            assert_eq!(after == last, name != "ca.crt", "a damaged {name}");
+            assert!(serves(ours.path(), &last, &names(&[])), "a damaged {name}");
         }
+        // Only the key of the authority is gone or wrong: nothing needs it until something has to be signed.
+        for content in ["damaged", ""] {
+            let before = open();
+            std::fs::write(file("ca.key"), content).unwrap();
+            assert_eq!(open(), before);
+            std::fs::write(file("server.crt"), "damaged").unwrap();
+            let after = open();
+            assert_ne!(before, after);
+            assert!(serves(ours.path(), &after, &names(&[])));
+        }
+    }
+
+    #[test]
+    fn another_address_is_covered_without_another_authority() {
+        // Fails when a server that listens elsewhere is not trusted there, or when the kubeconfigs of other machines
+        // break because it listens on one address more.
+        let directory = tempfile::tempdir().unwrap();
+        let open =
+            |address: &str| Pki::open(directory.path(), Some(address.parse().unwrap())).unwrap();
+        let first = Pki::open(directory.path(), None).unwrap().ca_pem;
+        assert!(!serves(directory.path(), &first, &names(&["10.88.1.1"])));
+        assert_eq!(open("10.88.1.1").ca_pem, first);
+        assert!(serves(directory.path(), &first, &names(&["10.88.1.1"])));
+        assert_eq!(open("fd00::1").ca_pem, first);
+        assert!(serves(directory.path(), &first, &names(&["fd00::1"])));
     }
 
     #[test]
@@ -359,7 +447,7 @@ mod tests {
         // Fails when clients would meet an expired certificate, or one that was just made is refused.
         const DAY: u64 = 24 * 60 * 60;
         let directory = tempfile::tempdir().unwrap();
-        Pki::open(directory.path()).unwrap();
+        Pki::open(directory.path(), None).unwrap();
         let text = |name| std::fs::read_to_string(directory.path().join("pki").join(name)).unwrap();
         let (ca, certificate) = (text("ca.crt"), text("server.crt"));
         let in_days = |days: u64| {
@@ -367,6 +455,7 @@ mod tests {
             is_trusted(
                 &ca,
                 &certificate,
+                &names(&[]),
                 UnixTime::since_unix_epoch(Duration::from_secs(then)),
             )
         };

@@ -138,6 +138,11 @@ const ACCESS_REVIEW: &[Field] = &[
     (3, "status", Holds::Ignored),
 ];
 
+const IDENTITY_REVIEW: &[Field] = &[
+    (1, "metadata", Holds::Message(METADATA)),
+    (2, "status", Holds::Ignored),
+];
+
 const RULES_REVIEW: &[Field] = &[
     (1, "metadata", Holds::Message(METADATA)),
     (2, "spec", Holds::Message(&[(1, "namespace", Holds::Text)])),
@@ -163,6 +168,7 @@ pub(crate) fn decode(body: &[u8]) -> Option<Value> {
         ("v1", "ConfigMap") => CONFIG_MAP,
         ("v1", "Secret") => SECRET,
         ("certificates.k8s.io/v1", "CertificateSigningRequest") => SIGNING_REQUEST,
+        ("authentication.k8s.io/v1", "SelfSubjectReview") => IDENTITY_REVIEW,
         ("authorization.k8s.io/v1", "SelfSubjectAccessReview") => ACCESS_REVIEW,
         ("authorization.k8s.io/v1", "SelfSubjectRulesReview") => RULES_REVIEW,
         _ => return None,

@@ -10,11 +10,12 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use serde_json::Value;
 
-use crate::User;
+use crate::authorize::{Decision, Verb, decide_path};
 use crate::kind::Part;
 use crate::request::{self, Query, Target};
 use crate::status::Status;
 use crate::store::Store;
+use crate::users::{Caller, User};
 use crate::verbs::watch::Frames;
 use crate::verbs::{self, Answer, Call};
 use crate::{discovery, openapi};
@@ -25,6 +26,15 @@ const WARNING_BYTES_MAX: usize = 512;
 
 /// Where a client with the token gets a backup of the store.
 pub const BACKUP_PATH: &str = "/debug/backup";
+
+/// A request, and who makes it.
+#[derive(Debug)]
+pub struct Visit<B> {
+    /// Who it is.
+    pub caller: Caller,
+    /// What is asked for.
+    pub request: Request<B>,
+}
 
 /// The body of an answer: whole, or the frames of a watch.
 pub struct ApiBody(Content);
@@ -78,74 +88,90 @@ impl http_body::Body for ApiBody {
 }
 
 /// Answers one request.
-pub(crate) async fn respond<B>(store: &Store, request: Request<B>) -> Response<ApiBody>
+pub(crate) async fn respond<B>(store: &Store, visit: Visit<B>) -> Response<ApiBody>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    match dispatch(store, request).await {
+    match dispatch(store, visit).await {
         Ok(response) => response,
         Err(status) => failure(&status),
     }
 }
 
-async fn dispatch<B>(store: &Store, request: Request<B>) -> Result<Response<ApiBody>, Status>
+async fn dispatch<B>(store: &Store, visit: Visit<B>) -> Result<Response<ApiBody>, Status>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    let Visit { caller, request } = visit;
     let (head, body) = request.into_parts();
     let path = head.uri.path();
     let Some(target) = Target::parse(store.shared.kinds, path) else {
-        return plain(store, &head);
+        return plain(store, caller.user(), &head);
     };
     let query = Query::parse(head.uri.query().unwrap_or_default());
     let one = target.name.is_some();
+    let watches = query.flag("watch") && target.part == Part::Main;
+    let verb = match (&head.method, one) {
+        (&Method::GET | &Method::HEAD, _) if watches => Verb::Watch,
+        (&Method::GET | &Method::HEAD, true) => Verb::Get,
+        (&Method::GET | &Method::HEAD, false) => Verb::List,
+        (&Method::POST, false) => Verb::Create,
+        (&Method::PUT, true) => Verb::Update,
+        (&Method::PATCH, true) => Verb::Patch,
+        (&Method::DELETE, true) => Verb::Delete,
+        (&Method::DELETE, false) => Verb::DeleteCollection,
+        _ => return Err(Status::method_not_allowed()),
+    };
     let call = Call {
         store,
+        caller,
+        verb,
         target,
         query,
         headers: head.headers,
-        user: head.extensions.get::<User>().cloned().unwrap_or_default(),
     };
+    call.permitted(None)?;
     if let Some(fill_in) = call.kind().answer {
-        if head.method != Method::POST || one {
+        if verb != Verb::Create {
             return Err(Status::method_not_allowed());
         }
         let body = request::read_body(body).await?;
         return Ok(success(verbs::create::answer(&call, &body, fill_in)?));
     }
-    if matches!(head.method, Method::GET | Method::HEAD) {
-        if call.query.flag("watch") && call.target.part == Part::Main {
-            return Ok(whole(
-                StatusCode::OK,
-                JSON,
-                Content::Watch(verbs::watch::watch(&call)?),
-            ));
+    let body = match verb {
+        Verb::Get => return verbs::get::get(&call).map(success),
+        Verb::List => return verbs::list::list(&call).map(success),
+        Verb::Watch => {
+            let frames = verbs::watch::watch(&call)?;
+            return Ok(whole(StatusCode::OK, JSON, Content::Watch(frames)));
         }
-        let answer = if one {
-            verbs::get::get(&call)?
-        } else {
-            verbs::list::list(&call)?
-        };
-        return Ok(success(answer));
-    }
-    let body = request::read_body(body).await?;
-    let answer = match (head.method, one) {
-        (Method::POST, false) => verbs::create::create(call, body).await?,
-        (Method::PUT, true) => verbs::update::update(call, body).await?,
-        (Method::PATCH, true) => verbs::patch::patch(call, body).await?,
-        (Method::DELETE, true) => verbs::delete::delete(call, body).await?,
-        (Method::DELETE, false) => verbs::deletecollection::delete_collection(call, body).await?,
-        _ => return Err(Status::method_not_allowed()),
+        _ => request::read_body(body).await?,
+    };
+    let answer = match verb {
+        Verb::Create => verbs::create::create(call, body).await?,
+        Verb::Update => verbs::update::update(call, body).await?,
+        Verb::Patch => verbs::patch::patch(call, body).await?,
+        Verb::Delete => verbs::delete::delete(call, body).await?,
+        Verb::DeleteCollection => verbs::deletecollection::delete_collection(call, body).await?,
+        Verb::Get | Verb::List | Verb::Watch => return Err(Status::method_not_allowed()),
     };
     Ok(success(answer))
 }
 
 /// Paths that are not objects: health, discovery, schemas, counters.
-fn plain(store: &Store, head: &http::request::Parts) -> Result<Response<ApiBody>, Status> {
+fn plain(
+    store: &Store,
+    user: &User,
+    head: &http::request::Parts,
+) -> Result<Response<ApiBody>, Status> {
     let kinds = store.shared.kinds;
     let path = head.uri.path();
+    if decide_path(user, path) == Decision::Forbidden {
+        let method = head.method.as_str();
+        return Err(Status::path_not_permitted(user, method, path));
+    }
     let accept = head
         .headers
         .get(http::header::ACCEPT)

@@ -5,8 +5,10 @@ use std::path::Path;
 use http::StatusCode;
 use serde_json::{Value, json};
 
+use crate::authorize::Attempt;
 use crate::error::CommitError;
 use crate::kind::{FieldError, Kind};
+use crate::users::User;
 
 /// The Retry-After, in seconds, for callers that came when too much was waiting.
 const RETRY_AFTER_SECONDS: u32 = 1;
@@ -161,6 +163,45 @@ impl Status {
             name => format!("{} {} is forbidden: {why}", resource(kind), quoted(name)),
         };
         Status::new(StatusCode::FORBIDDEN, "Forbidden", message).about(kind, name)
+    }
+
+    /// The caller may not do this, in the words of Kubernetes.
+    pub(crate) fn not_permitted(user: &User, kind: &Kind, attempt: &Attempt<'_>) -> Status {
+        let resource = match attempt.subresource {
+            "" => attempt.resource.to_owned(),
+            subresource => format!("{}/{subresource}", attempt.resource),
+        };
+        let scope = match attempt.namespace {
+            "" => "at the cluster scope".to_owned(),
+            namespace => format!("in the namespace {}", quoted(namespace)),
+        };
+        let why = format!(
+            "User {} cannot {} resource {} in API group {} {scope}",
+            quoted(&user.name()),
+            attempt.verb.name(),
+            quoted(&resource),
+            quoted(attempt.group),
+        );
+        Status::forbidden(kind, attempt.name, &why)
+    }
+
+    /// The caller may not see this path.
+    pub(crate) fn path_not_permitted(user: &User, method: &str, path: &str) -> Status {
+        let message = format!(
+            "forbidden: User {} cannot {} path {}",
+            quoted(&user.name()),
+            method.to_lowercase(),
+            quoted(path)
+        );
+        let mut status = Status::new(StatusCode::FORBIDDEN, "Forbidden", message);
+        status.details = json!({});
+        status
+    }
+
+    /// The caller's token does not count, or no longer.
+    pub(crate) fn unauthorized() -> Status {
+        let message = "Unauthorized".to_owned();
+        Status::new(StatusCode::UNAUTHORIZED, "Unauthorized", message)
     }
 
     pub(crate) fn namespace_terminating(kind: &Kind, name: &str, namespace: &str) -> Status {

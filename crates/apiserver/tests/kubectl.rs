@@ -173,7 +173,7 @@ fn requests_for_certificates_are_approved_and_denied() {
         assert_eq!(line[2..], ["example.com/x", "system:admin", "60m", decided]);
     }
     let refused = server.kubectl("certificate deny good").unwrap_err();
-    assert!(refused.contains("mutually exclusive"), "{refused}");
+    assert!(refused.contains("is already Approved"), "{refused}");
 }
 
 #[test]

@@ -18,8 +18,13 @@ use crate::write::Manager;
 
 /// How much of a lease's time its holder uses before it stops: the rest is for what it has already sent.
 const USED: (u32, u32) = (2, 3);
+/// The longest time that a lease can have, in seconds.
+const FOR_GOOD: Duration = Duration::from_secs(0x7fff_ffff);
 /// How often in its time a lease is renewed, or looked at by those who wait for it.
 const LOOKS: u32 = 6;
+
+/// The lease of the process that plans the volumes.
+pub const VOLUMES_LEASE: &str = "trellis-volumes";
 
 /// What a process wants of a lease.
 #[derive(Clone, Debug)]
@@ -51,6 +56,28 @@ pub struct Held {
     /// When the request that made it ours was sent.
     renewed: Instant,
     transitions: i32,
+}
+
+/// Takes the lease for as long as the store exists, whoever had it. The embedded home plans its own volumes, in the
+/// process that has the store: nobody else may, and it need not renew anything.
+pub async fn take_for_good(client: &Client, terms: &Terms) -> Result<(), kube::Error> {
+    let terms = Terms {
+        lasts: FOR_GOOD,
+        ..terms.clone()
+    };
+    let api = terms.api(client);
+    let lease = wanted(&terms, 0, None)?;
+    let Some(there) = api.get_opt(&terms.name).await? else {
+        return api.create(&PostParams::default(), &lease).await.map(drop);
+    };
+    let spec = there.spec.unwrap_or_default();
+    let is_ours = spec.holder_identity.as_ref() == Some(&terms.identity)
+        && spec.lease_duration_seconds == Some(i32::MAX);
+    if is_ours {
+        return Ok(());
+    }
+    let patch = Patch::Merge(&lease);
+    api.patch(&terms.name, &params(), &patch).await.map(drop)
 }
 
 /// Waits until the lease is ours.

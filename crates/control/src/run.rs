@@ -71,6 +71,7 @@ pub async fn start_node(
     let mut tasks = JoinSet::new();
     let sees = Sees::Node(settings.node.clone());
     let recorder = listed(&client, &world, &sees, &settings.node, &mut tasks).await;
+    tasks.spawn(node::run_beat(client.clone(), settings.node.clone()));
     let finisher = Arc::new(node::NoClaims);
     run_node(
         client, world, settings, machine, finisher, recorder, &mut tasks,

@@ -367,7 +367,12 @@ impl World {
         if let (Some(old), Some(new)) = (&change.old, &change.new) {
             // A copy that does not count any more may go, wherever it is.
             let members = |target: &Target| Some(target.status.as_ref()?.members.clone());
-            if members(old) != members(new) {
+            // What the target serves now, its copies on other nodes have now too: only these can measure it.
+            let served = |target: &Target| target.status.as_ref().and_then(|it| it.capacity);
+            let replicas = self.replicas.group(&new.spec.volume);
+            let has_others = replicas.iter().any(|it| it.spec.node != new.spec.node);
+            let is_news_elsewhere = has_others && served(old) != served(new);
+            if members(old) != members(new) || is_news_elsewhere {
                 self.passes.push(&new.spec.volume);
             }
             let (old, new) = (&old.status, &new.status);

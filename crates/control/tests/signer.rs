@@ -14,7 +14,8 @@ use serde_json::json;
 use tempfile::TempDir;
 use trellis_api::NodeName;
 use trellis_api::kinds::{AUTHORITY, AUTHORITY_ENTRY, SYSTEM_NAMESPACE};
-use trellis_apiserver::{EmbeddedApi, User};
+use trellis_apiserver::EmbeddedApi;
+use trellis_apiserver::users::User;
 use trellis_control::nodes::{CERTIFICATE_LIFE, EARLIER_ENTRY, Signer, from_secret};
 use trellis_pki::{Authority, NodeKey, SIGNER, USAGES, chains_to, trusted};
 
@@ -47,8 +48,8 @@ impl Home {
     }
 
     /// Asks as a user for the certificate of a node, and waits for the decision.
-    async fn ask(&self, user: &str, key: &NodeKey) -> CertificateSigningRequestStatus {
-        let client = self.api.client_as(User::new(user, &[]));
+    async fn ask(&self, user: User, key: &NodeKey) -> CertificateSigningRequestStatus {
+        let client = self.api.client_as(user);
         let requests = Api::<CertificateSigningRequest>::all(client);
         let mut asked = CertificateSigningRequest {
             spec: CertificateSigningRequestSpec {
@@ -107,6 +108,10 @@ fn key(node: &str) -> NodeKey {
     NodeKey::make(&name(node)).unwrap()
 }
 
+fn node(name: &str) -> User {
+    User::Node(name.into())
+}
+
 fn name(node: &str) -> NodeName {
     node.parse().unwrap()
 }
@@ -116,7 +121,7 @@ async fn a_node_gets_its_certificate_and_nobody_elses() {
     // Fails if a node gets none, if somebody else gets one, or if a refusal does not say why.
     let home = Home::start(&["a", "b"]).await;
     let own = key("a");
-    let status = home.ask("system:node:a", &own).await;
+    let status = home.ask(node("a"), &own).await;
     assert_eq!(
         condition(&status, "Approved").as_deref(),
         Some("NodeItself")
@@ -129,9 +134,9 @@ async fn a_node_gets_its_certificate_and_nobody_elses() {
     assert!(!published.contains("PRIVATE"));
     assert!(home.authority.contains(&published));
     for (user, key, reason) in [
-        ("system:node:b", key("a"), "OtherName"),
-        ("system:admin", key("a"), "NotANode"),
-        ("system:node:c", key("c"), "UnknownNode"),
+        (node("b"), key("a"), "OtherName"),
+        (User::Admin, key("a"), "NotANode"),
+        (node("c"), key("c"), "UnknownNode"),
     ] {
         let status = home.ask(user, &key).await;
         assert_eq!(status.certificate, None);
@@ -144,13 +149,13 @@ async fn a_node_that_was_removed_gets_no_further_certificate() {
     // Fails if removing a node does not revoke it, or adding it again does not bring it back.
     let home = Home::start(&["a"]).await;
     let client = home.api.client();
-    certificate(home.ask("system:node:a", &key("a")).await);
+    certificate(home.ask(node("a"), &key("a")).await);
     let nodes = Api::<Node>::all(client.clone());
     nodes.delete("a", &DeleteParams::default()).await.unwrap();
-    let status = home.ask("system:node:a", &key("a")).await;
+    let status = home.ask(node("a"), &key("a")).await;
     assert_eq!(condition(&status, "Denied").as_deref(), Some("UnknownNode"));
     add_node(&client, "a").await;
-    certificate(home.ask("system:node:a", &key("a")).await);
+    certificate(home.ask(node("a"), &key("a")).await);
 }
 
 #[tokio::test]

@@ -70,6 +70,7 @@ impl RunDir {
             log: path("log"),
             settings: path("json"),
             control: path("ctl"),
+            deaf_control: path("ctl-new"),
             link: path("link"),
         }
     }
@@ -90,6 +91,8 @@ pub struct ProcessPaths {
     pub settings: PathBuf,
     /// Where a copy is told about other nodes, and asked who was refused.
     pub control: PathBuf,
+    /// The name of that socket until it listens.
+    pub deaf_control: PathBuf,
     /// Where other nodes reached the copy last.
     pub link: PathBuf,
 }
@@ -98,7 +101,7 @@ impl ProcessPaths {
     /// Whether the socket can have that path.
     pub fn fits(&self) -> bool {
         let longest = self.socket.as_os_str().len();
-        longest.max(self.control.as_os_str().len()) <= SOCKET_PATH_MAX
+        longest.max(self.deaf_control.as_os_str().len()) <= SOCKET_PATH_MAX
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use kube::Client;
 use tokio::task::JoinSet;
+use trellis_control::bootstrap::Defaults;
 use trellis_control::run::Settings;
 use trellis_control::usage;
 use trellis_control::world::World;
@@ -26,6 +27,17 @@ pub fn prepare(data: &Path) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("the data directory {} cannot be made", data.display()))?;
     data.canonicalize()
         .with_context(|| format!("the data directory {} cannot be used", data.display()))
+}
+
+/// What this node is, for the objects that it begins with.
+pub fn defaults(node: &str, pool: &Path) -> Defaults {
+    let system = rustix::system::uname();
+    Defaults {
+        node: node.to_owned(),
+        pool: pool.display().to_string(),
+        kernel: system.release().to_string_lossy().into_owned(),
+        architecture: system.machine().to_string_lossy().into_owned(),
+    }
 }
 
 /// What the node room starts with.

@@ -65,6 +65,10 @@ pub enum Verb {
     /// ended, in that order; nothing is left. While a volume is in use it changes nothing, says who uses it, and
     /// ends with code 5. The next `trellis up` brings back what was mounted.
     Down(Down),
+    /// Plan volumes against an API that runs elsewhere; several may run, and one of them plans at a time
+    ///
+    /// `trellis up` plans its own volumes: next to it a controller waits for ever.
+    Controller(Controller),
     /// Show every claim: what was asked for, what it has, how full it is
     Df(Df),
     /// Grow a claim while it is in use
@@ -87,6 +91,9 @@ pub enum Verb {
     /// Show, add and look after the directories where volumes live
     #[command(subcommand)]
     Pool(PoolVerb),
+    /// Show the machines that volumes live on, let one join, and remove one
+    #[command(subcommand)]
+    Node(NodeVerb),
     /// Check the copies on a pool directory without changing anything
     Check(Check),
     /// Check what this machine's kernel and programs can do, and what is missing
@@ -142,7 +149,8 @@ pub struct Agent {
 /// `trellis up`
 #[derive(Args, Debug)]
 pub struct Up {
-    /// Address of the API on loopback; if not given, the port of the last time or a free one
+    /// Address and port of the API. If not given, it answers on loopback alone, on the port of the last time or a free one.
+    /// Other nodes join at an address that they can reach
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Option<std::net::SocketAddr>,
     /// This machine's name among nodes; its host name if not given
@@ -159,6 +167,33 @@ pub struct Up {
     /// How long the certificates last that nodes prove themselves with to each other; renewed after two thirds
     #[arg(long, value_name = "TIME", default_value = "2160h", value_parser = parse_duration)]
     pub certificate_life: Duration,
+}
+
+/// `trellis controller`
+#[derive(Args, Debug)]
+pub struct Controller {
+    /// How long the planning controller may be silent before another one takes over, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=600))]
+    pub lease_seconds: u64,
+    /// How often everything is looked at again although nothing changed, in seconds; a safety net
+    #[arg(long, value_name = "SECONDS", default_value_t = RESYNC.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
+    pub resync_seconds: u64,
+}
+
+/// `trellis node run`
+#[derive(Args, Debug)]
+pub struct NodeRun {
+    /// The kubeconfig that `trellis node add` has written for this node
+    #[arg(long, value_name = "KUBECONFIG")]
+    pub join: PathBuf,
+    /// This machine's name among nodes; the one that the kubeconfig is for if not given
+    #[arg(long, value_name = "NAME")]
+    pub node: Option<String>,
+    /// The address of this machine at which other nodes reach its copies; none if not given, and nothing listens then
+    #[arg(long, value_name = "IP")]
+    pub link_address: Option<std::net::IpAddr>,
+    #[command(flatten)]
+    pub agent: Agent,
 }
 
 /// `trellis down`
@@ -309,6 +344,48 @@ pub enum PoolVerb {
         /// Move the copies on it to other pools first
         #[arg(long)]
         drain: bool,
+    },
+}
+
+/// `trellis node`
+#[derive(Debug, Subcommand)]
+pub enum NodeVerb {
+    /// Show the nodes: when each was last heard of, and what is on it
+    Ls {
+        /// How to print
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Let a machine join: make its token, and print the kubeconfig with which it finds the service
+    ///
+    /// The service keeps only a hash of the token. The token allows the node to read what it works with and to write what is
+    /// its own; `trellis node rm` revokes it.
+    Add {
+        /// Name of the node
+        name: String,
+        /// Write the kubeconfig to this file, which only its owner can read, instead of printing it
+        #[arg(long, value_name = "FILE")]
+        kubeconfig_out: Option<PathBuf>,
+        /// Make another token in the place of the one that the node has; the old one no longer counts
+        #[arg(long)]
+        rotate: bool,
+    },
+    /// Look after the volumes of this machine, as a node of a service that runs elsewhere
+    ///
+    /// Runs until it is told to stop. Mounts stay when it stops, and are adopted when it starts again.
+    Run(NodeRun),
+    /// Remove a node that carries nothing, with its pools, and revoke its token
+    ///
+    /// What is in the directories of its pools stays there. With --force the node is removed although it carries copies or
+    /// uses, because its machine is lost or not to be trusted: the objects of these stay, its pools get no new copies, and
+    /// copies of volumes with several copies are replaced on other nodes.
+    #[command(visible_alias = "remove")]
+    Rm {
+        /// Name of the node
+        name: String,
+        /// Remove it although copies or uses are on it
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -5,12 +5,14 @@ mod claim_view;
 mod cli;
 mod cmd;
 mod connect;
+mod controller;
 mod crash;
 mod credentials;
 mod exit;
 mod incarnation;
 mod kernel;
 mod machine;
+mod member;
 mod metrics;
 mod output;
 mod serve;
@@ -24,7 +26,7 @@ use tokio::runtime::Builder;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::cli::{Cli, Verb};
+use crate::cli::{Cli, NodeVerb, Verb};
 use crate::exit::Ended;
 
 fn main() -> ExitCode {
@@ -76,7 +78,15 @@ fn runtime_for(verb: &Verb) -> Builder {
 /// Quiet unless asked: a service logs warnings, a verb prints nothing but its answer.
 fn logs(cli: &Cli) {
     let level = match (cli.global.verbose, &cli.verb) {
-        (0, Verb::Up(_) | Verb::Keeper(_) | Verb::ServeReplica(_) | Verb::ServeTarget(_)) => "warn",
+        (
+            0,
+            Verb::Up(_)
+            | Verb::Controller(_)
+            | Verb::Node(NodeVerb::Run(_))
+            | Verb::Keeper(_)
+            | Verb::ServeReplica(_)
+            | Verb::ServeTarget(_),
+        ) => "warn",
         (0, _) => "off",
         (1, _) => "info,trellis=debug",
         (_, _) => "debug",

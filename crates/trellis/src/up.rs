@@ -15,8 +15,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use trellis_api::NodeName;
 use trellis_api::kinds::{Pool, Replica};
 use trellis_apiserver::pki::Pki;
-use trellis_apiserver::{EmbeddedApi, User, kubeconfig, listen};
-use trellis_control::bootstrap::{Defaults, bootstrap};
+use trellis_apiserver::users::User;
+use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
+use trellis_control::bootstrap::bootstrap;
 use trellis_control::claim::finish::Claims;
 use trellis_control::node::machine::Machine;
 use trellis_control::nodes::Signer;
@@ -34,10 +35,7 @@ use crate::serve::Links;
 /// How long a predecessor that was killed may take until it is gone.
 const PREDECESSOR_ENDS: Duration = Duration::from_secs(60);
 
-/// The group of the users that are nodes; as in Kubernetes.
-const NODES: &str = "system:nodes";
-
-/// The file in the data directory that remembers which node this machine is.
+/// The file in the data directory that says which node it is of.
 pub const NODE_FILE: &str = "node";
 
 /// The file in the data directory that says where metrics are.
@@ -50,7 +48,8 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     let data = agent::prepare(&global.data)?;
     // The store comes first: a second service on the same directory fails at it.
     let api = open_store(&data).await?;
-    let pki = Pki::open(&data)?;
+    require_reachable(up.listen)?;
+    let pki = Pki::open(&data, up.listen.map(|address| address.ip()))?;
     let listener = bind(up.listen, &data).await?;
     let address = listener
         .local_addr()
@@ -169,14 +168,7 @@ async fn start(
     let pool = data.join("pools/default");
     trellis_files::make_directory(&pool)
         .with_context(|| format!("{} cannot be made", pool.display()))?;
-    let system = rustix::system::uname();
-    let defaults = Defaults {
-        node: node.to_owned(),
-        pool: pool.display().to_string(),
-        kernel: system.release().to_string_lossy().into_owned(),
-        architecture: system.machine().to_string_lossy().into_owned(),
-    };
-    bootstrap(&api.client(), &defaults)
+    bootstrap(&api.client(), &agent::defaults(node, &pool))
         .await
         .context("the first objects cannot be stored")?;
     let links = Links::new(data, node, up.link_address);
@@ -215,7 +207,7 @@ fn start_credentials(
     let node: NodeName = node
         .parse()
         .with_context(|| format!("this node cannot be called {node:?}"))?;
-    let client = api.client_as(User::new(node.user(), &[NODES]));
+    let client = api.client_as(User::Node(node.as_str().into()));
     tasks.spawn(credentials::keep_certificate(client, node, data.to_owned()));
     Ok(())
 }
@@ -295,13 +287,22 @@ async fn nodes_of_pools(api: &EmbeddedApi) -> anyhow::Result<Vec<String>> {
     Ok(nodes)
 }
 
+/// Refuses an address that means every address: the kubeconfigs and the certificate name the one that clients use.
+fn require_reachable(address: Option<SocketAddr>) -> anyhow::Result<()> {
+    if let Some(address) = address.filter(|address| address.ip().is_unspecified()) {
+        bail!(
+            "{address} is no address that a client could use; give the one by which other machines reach this one, such \
+             as --listen 192.0.2.1:{}",
+            address.port()
+        );
+    }
+    Ok(())
+}
+
 /// Listens at the given address. Without one, it takes the port of the last run, so that kubeconfigs and watches
 /// survive a restart, or a free one if that is taken.
 async fn bind(address: Option<SocketAddr>, data: &Path) -> anyhow::Result<TcpListener> {
     if let Some(address) = address {
-        if !address.ip().is_loopback() {
-            bail!("{address} is not on loopback; the embedded API answers on loopback alone");
-        }
         return TcpListener::bind(address)
             .await
             .with_context(|| format!("{address} cannot be listened on"));

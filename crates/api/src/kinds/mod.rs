@@ -35,6 +35,10 @@ pub use volume::{
 pub const GROUP: &str = "trellis.dev";
 /// The provisioner's name in a StorageClass.
 pub const PROVISIONER: &str = "trellis.dev";
+/// The namespace of the leases by which nodes say that they are there, as in Kubernetes.
+pub const NODE_LEASES_NAMESPACE: &str = "kube-node-lease";
+/// The label of a Secret that says which node may read it.
+pub const NODE_LABEL: &str = "trellis.dev/node";
 /// The namespace of what belongs to no claim: the authority of the home, and secrets of volumes.
 pub const SYSTEM_NAMESPACE: &str = "trellis-system";
 /// The ConfigMap there in which nodes find the certificates of the home's authority.

@@ -7,9 +7,9 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use serde_json::{Value, json};
 
 use super::{Names, at, built_in, columns, text, texts};
-use crate::User;
 use crate::kind::{Change, FieldError, Kind, Part};
 use crate::meta;
+use crate::users::User;
 
 const APPROVED: &str = "Approved";
 const DENIED: &str = "Denied";
@@ -42,8 +42,8 @@ fn sign(object: &mut Value, user: &User) {
     for field in ["uid", "extra"] {
         spec.remove(field);
     }
-    spec.insert("username".to_owned(), json!(user.name));
-    spec.insert("groups".to_owned(), json!(user.groups));
+    spec.insert("username".to_owned(), json!(user.name()));
+    spec.insert("groups".to_owned(), json!(user.groups()));
 }
 
 /// The spec stays. `/approval` writes conditions alone, and `/status` leaves the decision alone. Conditions get their

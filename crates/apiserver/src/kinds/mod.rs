@@ -38,6 +38,7 @@ pub(crate) fn all() -> &'static [Kind] {
             storage::storage_class(),
             storage::lease(),
             certificate::signing_request(),
+            review::identity(),
             review::access(),
             review::rules(),
             trellis::pool(),

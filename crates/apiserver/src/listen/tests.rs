@@ -1,3 +1,6 @@
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use http_body_util::BodyExt;
 use hyper::client::conn::{http1 as client1, http2 as client2};
 use rustls::pki_types::pem::PemObject;
@@ -18,25 +21,53 @@ struct Server {
     _directory: tempfile::TempDir,
 }
 
+/// Answers with the path, and with who asked if it was not the administrator.
+#[derive(Clone)]
+struct Echo;
+
+impl Users for Echo {
+    fn with_token(&self, shown: &[u8]) -> Option<Caller> {
+        (shown == NODE_TOKEN).then(|| Caller::of(User::Node("b".into())))
+    }
+}
+
+const NODE_TOKEN: &[u8] = b"b.secret";
+
+impl Service<Visit<Incoming>> for Echo {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, visit: Visit<Incoming>) -> Self::Future {
+        Box::pin(async move {
+            let path = visit.request.uri().path();
+            if path == "/hang" {
+                std::future::pending::<()>().await;
+            }
+            let said = match visit.caller.user() {
+                User::Node(name) => format!("{name} {path}"),
+                User::Admin | User::Anybody => path.to_owned(),
+            };
+            Ok(Response::new(Full::new(Bytes::from(said))))
+        })
+    }
+}
+
 impl Server {
     async fn start() -> Server {
         let directory = tempfile::tempdir().unwrap();
-        let pki = Pki::open(directory.path()).unwrap();
+        let pki = Pki::open(directory.path(), None).unwrap();
         let listener = bind(0).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn({
             let pki = pki.clone();
-            let service = tower::service_fn(|request: Request<Incoming>| async move {
-                if request.uri().path() == "/hang" {
-                    std::future::pending::<()>().await;
-                }
-                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(
-                    request.uri().path().to_owned(),
-                ))))
-            });
             async move {
-                serve(listener, &pki, service, async {
+                serve(listener, &pki, Echo, async {
                     let _ = stopped.await;
                 })
                 .await;
@@ -204,7 +235,7 @@ async fn strangers_cannot_take_all_connections() {
     };
     assert_eq!(ask("/before").await, (200, "/before".to_owned()));
     let mut strangers = Vec::new();
-    for _ in 0..PROVEN_MAX + UNPROVEN_MAX + 10 {
+    for _ in 0..PLACES.of_admin + PLACES.unproven + 10 {
         strangers.push(TcpStream::connect(server.address).await.unwrap());
     }
     let bearer = server.bearer();
@@ -212,4 +243,17 @@ async fn strangers_cannot_take_all_connections() {
     let newcomer = tokio::time::timeout(HANDSHAKE_TIME_MAX / 2, newcomer).await;
     assert_eq!(newcomer.unwrap(), (200, "/new".to_owned()));
     assert_eq!(ask("/after").await, (200, "/after".to_owned()));
+}
+
+#[tokio::test]
+async fn a_node_is_known_by_its_token() {
+    // Fails if a node's token is not let in, or is taken for the administrator's.
+    let server = Server::start().await;
+    let token = std::str::from_utf8(NODE_TOKEN).unwrap();
+    let (code, said) = server.get("/x", Some(&format!("Bearer {token}"))).await;
+    assert_eq!((code, said.as_str()), (200, "b /x"));
+    assert_eq!(
+        server.get("/x", Some(&format!("Bearer {token}x"))).await.0,
+        401
+    );
 }

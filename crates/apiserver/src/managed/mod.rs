@@ -9,10 +9,11 @@ pub(crate) mod walk;
 
 use serde_json::{Value, json};
 
-use crate::User;
+use crate::authorize::Verb;
 use crate::kind::Kind;
 use crate::meta;
 use crate::status::Status;
+use crate::users::Caller;
 use fieldset::FieldSet;
 use walk::Shape;
 
@@ -24,10 +25,11 @@ const ANCIENT: &str = "ancient-changes";
 /// Who writes, how, and when.
 #[derive(Clone, Debug)]
 pub(crate) struct Writer {
+    pub(crate) caller: Caller,
+    pub(crate) verb: Verb,
     pub(crate) manager: String,
     pub(crate) subresource: &'static str,
     pub(crate) now: String,
-    pub(crate) user: User,
 }
 
 /// One entry of `metadata.managedFields`.

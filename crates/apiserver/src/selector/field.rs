@@ -50,6 +50,13 @@ impl FieldSelector {
         Ok(FieldSelector { terms })
     }
 
+    /// The name of the only object that can match, if the selector says so.
+    pub(crate) fn name(&self) -> Option<&str> {
+        let mut terms = self.terms.iter();
+        let name = terms.find(|term| term.equal && term.field == "metadata.name");
+        name.map(|term| term.value.as_str())
+    }
+
     /// Refuses a field by which the kind cannot be selected.
     pub(crate) fn check(&self, kind: &Kind) -> Result<(), Status> {
         for Term { field, .. } in &self.terms {

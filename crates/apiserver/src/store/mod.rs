@@ -106,6 +106,10 @@ impl Shared {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn kind_index(&self, plural: &str) -> Option<usize> {
+        self.kinds.iter().position(|kind| kind.plural == plural)
+    }
+
     /// Wakes when a kind has a new event.
     pub(crate) fn subscribe(&self, kind: usize) -> watch::Receiver<u64> {
         self.signals[kind].subscribe()

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::{Answer, Call};
 use crate::decode::{self, FieldValidation};
+use crate::kind::Asker;
 use crate::meta;
 use crate::pipeline::{self, Ownership};
 use crate::request;
@@ -44,12 +45,16 @@ pub(crate) async fn create(call: Call<'_>, body: Bytes) -> Result<Answer, Status
 pub(crate) fn answer(
     call: &Call<'_>,
     body: &[u8],
-    fill_in: fn(&mut Value),
+    fill_in: fn(&mut Value, &Asker<'_>),
 ) -> Result<Answer, Status> {
     let validation = FieldValidation::parse(call.query.get("fieldValidation"))?;
     let value = request::parse_body(call.header(http::header::CONTENT_TYPE), body)?;
     let (mut object, warnings) = decode::object(call.kind(), value, validation)?;
-    fill_in(&mut object);
+    let asker = Asker {
+        user: call.caller.user(),
+        shared: &call.store.shared,
+    };
+    fill_in(&mut object, &asker);
     Ok(Answer {
         code: StatusCode::CREATED,
         json: object.to_string().into(),

@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 use super::{Answer, Call};
 use crate::cascade::{Propagation, Sweep};
 use crate::kind::{Kind, Part};
-use crate::meta;
+use crate::pipeline;
 use crate::request::{Query, parse_body};
 use crate::status::{Status, success};
 use crate::store::memory::Stored;
+use crate::users::User;
 
 /// Namespaces that a cluster cannot be without.
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
@@ -151,15 +152,19 @@ pub(crate) async fn delete(call: Call<'_>, body: Bytes) -> Result<Answer, Status
             "this namespace may not be deleted",
         ));
     }
-    let now = meta::time(jiff::Timestamp::now());
+    let writer = call.writer();
     let json = call.store.write(move |txn| {
         let name = &*id.place.name;
         let stored = txn
             .get(&id)
             .ok_or_else(|| Status::not_found(kind, name))?
             .clone();
+        if *writer.caller.user() != User::Admin {
+            let old = stored.value();
+            pipeline::permitted(txn, &writer, writer.verb, &id, (Some(&old), None))?;
+        }
         options.check(kind, name, &stored)?;
-        let mut sweep = Sweep::new(&now);
+        let mut sweep = Sweep::new(&writer.now);
         let (last, gone) = sweep
             .delete(txn, &id, options.propagation)
             .ok_or_else(|| Status::not_found(kind, name))?;

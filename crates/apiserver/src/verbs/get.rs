@@ -20,6 +20,7 @@ pub(crate) fn get(call: &Call<'_>) -> Result<Answer, Status> {
     let stored = state.get(&id).cloned();
     drop(state);
     let stored = stored.ok_or_else(|| Status::not_found(kind, &id.place.name))?;
+    call.permitted(Some(&stored))?;
     if !table::wanted(call.header(http::header::ACCEPT)) {
         return Ok(Answer::ok(stored.json.clone()));
     }

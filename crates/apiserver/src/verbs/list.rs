@@ -50,10 +50,15 @@ pub(crate) fn list(call: &Call<'_>) -> Result<Answer, Status> {
         .as_ref()
         .map(|token| Place::new(&token.namespace, &token.name));
     let namespace = call.target.namespace.as_deref();
+    let sight = call.sight();
     let mut page = Vec::new();
     let mut more = 0_usize;
     for (place, stored) in at_revision(&state, call.target.kind, at, namespace, after.as_ref())? {
-        if !selector.matches(&place, &stored) {
+        let is_shown = || {
+            let sight = sight.as_ref();
+            sight.is_none_or(|sight| sight.shows(&place, &stored))
+        };
+        if !selector.matches(&place, &stored) || !is_shown() {
             continue;
         }
         if page.len() < limit {

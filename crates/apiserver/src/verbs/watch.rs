@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep_until};
 
-use super::Call;
 use super::get::include_object;
+use super::{Call, Sight};
 use crate::kind::Kind;
 use crate::meta;
 use crate::selector::Selector;
@@ -22,6 +22,7 @@ use crate::status::Status;
 use crate::store::memory::{Event, Place, Stored};
 use crate::store::{CLOSED, Shared};
 use crate::table::{self, IncludeObject};
+use crate::users::Revocation;
 
 /// Events that go into one frame of the stream at most.
 const FRAME_EVENTS_MAX: usize = 128;
@@ -41,9 +42,11 @@ struct Watch {
     namespace: Option<String>,
     name: Option<String>,
     selector: Selector,
+    sight: Option<Sight>,
     /// Everything up to this revision has been looked at.
     seen: u64,
     signal: Receiver<u64>,
+    revocation: Revocation,
     until: Instant,
     bookmarks: bool,
     form: Form,
@@ -92,8 +95,10 @@ pub(crate) fn watch(call: &Call<'_>) -> Result<Frames, Status> {
         namespace: call.target.namespace.clone(),
         name: call.target.name.clone(),
         selector,
+        sight: call.sight(),
         seen: 0,
         signal: shared.subscribe(call.target.kind),
+        revocation: Revocation::of(&call.caller, &shared),
         until: Instant::now() + timeout,
         bookmarks: query.flag("allowWatchBookmarks"),
         form,
@@ -125,6 +130,10 @@ impl Watch {
                 .as_deref()
                 .is_none_or(|wanted| *place.name == *wanted)
             && self.selector.matches(place, stored)
+            && self
+                .sight
+                .as_ref()
+                .is_none_or(|sight| sight.shows(place, stored))
     }
 
     /// Decides where the watch begins, and collects the objects that it begins with.
@@ -157,6 +166,9 @@ impl Watch {
     }
 
     async fn next(&mut self) -> Option<Bytes> {
+        if self.revocation.has_come() {
+            return None;
+        }
         if let Some(frame) = self.first.take() {
             return Some(frame);
         }
@@ -188,6 +200,7 @@ impl Watch {
                     }
                     let timed_out = tokio::select! {
                         biased;
+                        () = self.revocation.comes() => return None,
                         changed = self.signal.changed() => { self.ended = changed.is_err(); false }
                         () = sleep_until(self.until) => true,
                     };

@@ -4,7 +4,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use trellis_apiserver::User;
+use trellis_apiserver::users::User;
 
 use crate::support::{MERGE, Server};
 
@@ -30,9 +30,7 @@ fn says(kind: &str, status: &str) -> Value {
 async fn who_asks_is_what_the_server_knows() {
     // Fails if somebody can ask in another's name, approve its own request at once, or change it later.
     let server = Server::new();
-    let node = server
-        .api
-        .client_as(User::new("system:node:a", &["system:nodes"]));
+    let node = server.api.client_as(User::Node("a".into()));
     let requests = Api::<CertificateSigningRequest>::all(node);
     let asked = serde_json::from_value(request("r")).unwrap();
     let made = requests
@@ -45,8 +43,11 @@ async fn who_asks_is_what_the_server_knows() {
     assert_eq!((made.spec.uid, made.status), (None, None));
     let change =
         Patch::Merge(json!({ "spec": { "username": "system:node:b", "signerName": "x/y" } }));
-    let changed = requests.patch("r", &PatchParams::default(), &change).await;
-    let spec = changed.unwrap().spec;
+    let how = PatchParams::default();
+    let refused = requests.patch("r", &how, &change).await.unwrap_err();
+    assert!(matches!(refused, kube::Error::Api(status) if status.is_forbidden()));
+    let by_admin = Api::<CertificateSigningRequest>::all(server.api.client());
+    let spec = by_admin.patch("r", &how, &change).await.unwrap().spec;
     assert_eq!(spec.username.as_deref(), Some("system:node:a"));
     assert_eq!(spec.signer_name, "trellis.dev/node");
     // Whoever has no other name is the administrator.

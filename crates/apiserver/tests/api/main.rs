@@ -8,6 +8,7 @@ mod durability;
 mod earlier;
 mod errors;
 mod full_disk;
+mod nodes;
 mod own_kinds;
 mod ownership;
 mod support;

@@ -37,7 +37,7 @@ impl Server {
         let runtime = Runtime::new().unwrap();
         let api = runtime
             .block_on(async { EmbeddedApi::open(&directory.path().join("store.redb")).unwrap() });
-        let pki = Pki::open(directory.path()).unwrap();
+        let pki = Pki::open(directory.path(), None).unwrap();
         let listener = runtime.block_on(listen::bind(0)).unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let (stop, stopped) = oneshot::channel();

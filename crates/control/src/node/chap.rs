@@ -13,11 +13,9 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
-use trellis_api::kinds::{CHAP_SECRET, SYSTEM_NAMESPACE, Volume};
+use trellis_api::kinds::{CHAP_SECRET, NODE_LABEL, SYSTEM_NAMESPACE, Volume};
 use trellis_api::step::{self, Step};
 use uuid::Uuid;
-
-use crate::nodes::ensure_namespace;
 
 /// How long a secret is: 96 bits, which every initiator takes.
 const SECRET_CHARS: usize = 24;
@@ -97,6 +95,7 @@ impl Secrets {
     pub async fn of(
         &self,
         client: &Client,
+        node: &str,
         volume: &Volume,
         known: impl FnOnce() -> Option<String>,
     ) -> Result<ChapSecret, kube::Error> {
@@ -104,7 +103,7 @@ impl Secrets {
         if let Some(secret) = self.lock().get(&key) {
             return Ok(secret.clone());
         }
-        let secret = fetch(client, volume, known).await?;
+        let secret = fetch(client, node, volume, known).await?;
         let mut all = self.lock();
         if all.len() >= REMEMBERED_MAX {
             all.clear();
@@ -116,6 +115,7 @@ impl Secrets {
 
 async fn fetch(
     client: &Client,
+    node: &str,
     volume: &Volume,
     known: impl FnOnce() -> Option<String>,
 ) -> Result<ChapSecret, kube::Error> {
@@ -128,15 +128,14 @@ async fn fetch(
     let made = ChapSecret::make(known());
     if let Some(mut found) = found {
         // Somebody has emptied it.
-        found.data = object(volume, &made)?.data;
+        found.data = object(node, volume, &made)?.data;
         secrets
             .replace(&name, &PostParams::default(), &found)
             .await?;
         return Ok(made);
     }
-    ensure_namespace(client).await?;
     match secrets
-        .create(&PostParams::default(), &object(volume, &made)?)
+        .create(&PostParams::default(), &object(node, volume, &made)?)
         .await
     {
         Ok(_) => {
@@ -152,13 +151,14 @@ async fn fetch(
     }
 }
 
-fn object(volume: &Volume, secret: &ChapSecret) -> Result<Secret, kube::Error> {
+fn object(node: &str, volume: &Volume, secret: &ChapSecret) -> Result<Secret, kube::Error> {
     let name = volume.name_any();
     let bytes = |text: &str| ByteString(text.as_bytes().to_vec());
     let object = json!({
         "apiVersion": "v1", "kind": "Secret", "type": CHAP_SECRET,
         "metadata": {
             "name": secret_name(&name),
+            "labels": { NODE_LABEL: node },
             "ownerReferences": [{
                 "apiVersion": "trellis.dev/v1alpha1", "kind": "Volume", "name": name, "uid": volume.uid(),
             }],

@@ -3,6 +3,7 @@
 
 pub mod machine;
 
+mod beat;
 mod chap;
 mod climb;
 mod finisher;
@@ -13,6 +14,7 @@ pub(crate) mod report;
 mod returns;
 pub(crate) mod work;
 
+pub use beat::run as run_beat;
 pub use chap::{ChapSecret, Secrets, secret_name, target_user};
 pub use finisher::{Finisher, NoClaims};
 pub use job::{Job, Node, UseJob};

@@ -153,7 +153,11 @@ impl Agent {
             .and_then(|several| several.target.as_mut());
         if let (Some(target), Some(volume)) = (target, &view.volume) {
             let earlier = || self.machine.copies.earlier_secret(&view.key);
-            target.place.secret = Some(self.secrets.of(&self.client, volume, earlier).await?);
+            target.place.secret = Some(
+                self.secrets
+                    .of(&self.client, &self.node.name, volume, earlier)
+                    .await?,
+            );
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ mod history;
 mod ladder;
 mod measured;
 mod mount;
+mod node;
 mod patch;
 pub mod patience;
 mod pool;
@@ -24,8 +25,8 @@ mod volume;
 
 use clap::CommandFactory;
 
-use crate::cli::{Cli, Global, PoolVerb, Verb, VolumeVerb};
-use crate::output;
+use crate::cli::{Cli, Global, NodeVerb, PoolVerb, Verb, VolumeVerb};
+use crate::{controller, member, output};
 
 /// Does what the command line says.
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
@@ -59,6 +60,15 @@ async fn act(global: &Global, verb: &Verb) -> anyhow::Result<()> {
         }) => pool::add(global, name, directory, *overcommit).await,
         Verb::Pool(PoolVerb::Grow { name }) => pool::grow(global, name).await,
         Verb::Pool(PoolVerb::Rm { name, drain }) => pool::remove(global, name, *drain).await,
+        Verb::Node(NodeVerb::Run(verb)) => member::run(global, verb).await,
+        Verb::Controller(verb) => controller::run(global, verb).await,
+        Verb::Node(NodeVerb::Ls { output }) => node::show(global, output).await,
+        Verb::Node(NodeVerb::Add {
+            name,
+            kubeconfig_out,
+            rotate,
+        }) => node::add(global, name, kubeconfig_out.as_deref(), *rotate).await,
+        Verb::Node(NodeVerb::Rm { name, force }) => node::remove(global, name, *force).await,
         Verb::Volume(VolumeVerb::Show { claim, output }) => {
             volume::show(global, claim, output).await
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use trellis_api::HoldReason;
 
-use crate::cli::{Global, PoolVerb, Verb, VolumeVerb};
+use crate::cli::{Global, NodeVerb, PoolVerb, Verb, VolumeVerb};
 use crate::exit::{Ended, address};
 
 /// How long a verb may take by default.
@@ -54,6 +54,7 @@ fn limit(global: &Global, verb: &Verb) -> Option<Duration> {
         Verb::Ladder(verb) if verb.output.watch => None,
         Verb::Explain(verb) | Verb::History(verb) if verb.output.watch => None,
         Verb::Pool(PoolVerb::Ls { output }) if output.watch => None,
+        Verb::Node(NodeVerb::Ls { output }) if output.watch => None,
         Verb::Volume(VolumeVerb::Show { output, .. }) if output.watch => None,
         Verb::Pool(PoolVerb::Rm { .. }) | Verb::Volume(VolumeVerb::Scrub { wait: true, .. }) => {
             told

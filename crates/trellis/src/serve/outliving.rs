@@ -245,7 +245,11 @@ fn end_process(paths: &ProcessPaths, say: &mut dyn FnMut(String)) -> Result<(), 
             "a process did not end when it was asked to and was killed (its log is {log})"
         ));
     }
-    for socket in [&paths.socket, &paths.deaf_socket] {
+    let of_links = [&paths.control, &paths.deaf_control];
+    for socket in [&paths.socket, &paths.deaf_socket]
+        .into_iter()
+        .chain(of_links)
+    {
         let _ = std::fs::remove_file(socket);
     }
     Ok(())

@@ -18,6 +18,7 @@ mod lost_store;
 mod manager;
 mod measured;
 mod metrics;
+mod nodes;
 mod pools;
 mod power_loss;
 mod replicated;

@@ -20,7 +20,8 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureSch
 use serde_json::json;
 use tempfile::TempDir;
 use trellis_api::{HoldReason, NodeName};
-use trellis_apiserver::{EmbeddedApi, User};
+use trellis_apiserver::EmbeddedApi;
+use trellis_apiserver::users::User;
 use trellis_control::nodes::{CERTIFICATE_LIFE, Signer};
 use trellis_engine::drive::{
     Address, Credentials, Failure, Refusal, ReplicaServer, ReplicaSettings, Volume, VolumeSettings,
@@ -112,9 +113,7 @@ impl Home {
         let nodes = Api::<Node>::all(self.api.client());
         nodes.create(&PostParams::default(), &object).await.unwrap();
         let name: NodeName = node.parse().unwrap();
-        let client = self
-            .api
-            .client_as(User::new(name.user(), &["system:nodes"]));
+        let client = self.api.client_as(User::Node(node.into()));
         let data = self.data(node);
         let keeping = credentials::keep_certificate(client, name, data.clone());
         let task = self.tasks.spawn(keeping);

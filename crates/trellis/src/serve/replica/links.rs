@@ -50,8 +50,7 @@ impl Links {
         links.configure(told.unwrap_or_default());
         let answering = links.clone();
         let converse = move |stream: &UnixStream| answering.converse(stream);
-        let deaf = paths.control.with_extension("ctl-new");
-        control::listen(&paths.control, &deaf, converse)
+        control::listen(&paths.control, &paths.deaf_control, converse)
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {

@@ -82,7 +82,8 @@ impl Supervisor {
         self.end(volume, name, &paths)?;
         lock(&self.target_nodes).remove(&(volume.to_owned(), name.to_owned()));
         let files = [&paths.socket, &paths.lock, &paths.log];
-        let of_links = [&paths.settings, &paths.control, &paths.link];
+        let sockets = [&paths.control, &paths.deaf_control];
+        let of_links = [&paths.settings, &paths.link].into_iter().chain(sockets);
         for file in files.into_iter().chain(of_links) {
             let _ = std::fs::remove_file(file);
         }

@@ -195,6 +195,11 @@ fn told(
         return plan;
     };
     if let Some(binding) = provision::complete(view, claim, volume, served) {
+        if !binding.writes.is_empty() {
+            // Binding changes the volume, which outdates a report on it. The report follows.
+            let is_report = |write: &Write| matches!(write, Write::PatchStatus(of, _) if of.object == Object::Volume);
+            plan.writes.retain(|write| !is_report(write));
+        }
         return joined(plan, binding);
     }
     plan = joined(plan, grow::report(view, claim, volume, &status, now));

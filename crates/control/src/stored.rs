@@ -132,11 +132,12 @@ impl StoredVolume {
 
 /// How far the volume has come, from what its layers have reported.
 impl StoredVolume {
-    /// The largest size that any copy already has: it is committed and can only be kept.
+    /// The largest size that any copy already has, or that is served of them: it is committed and can only be kept. What
+    /// is served may be known before the copies themselves were measured again.
     pub fn committed(&self) -> Bytes {
-        let sizes = self.replicas.iter();
-        let sizes = sizes.filter_map(|replica| replica.status.as_ref()?.capacity);
-        sizes.max().unwrap_or_default()
+        let copies = self.replicas.iter();
+        let copies = copies.filter_map(|replica| replica.status.as_ref()?.capacity);
+        copies.chain(self.served()).max().unwrap_or_default()
     }
 
     /// The goal of target and copies: what they have room for.

@@ -212,6 +212,20 @@ fn broken_once() -> Vec<Vec<Step>> {
             vec![lose(0)],
         ]
         .concat(),
+        // A request was lowered below what was already served, because the copies had not been measured again yet.
+        [
+            vec![create(0, "two"), create(1, "p0-only")],
+            rounds(6),
+            vec![
+                Step::Ask { claim: 0, mib: 143 },
+                Step::Deliver { kind: 0, count: 1 },
+                Step::PoolSize { pool: 0, mib: 50 },
+                Step::Plan { volume: 2 },
+                Step::Ask { claim: 0, mib: 65 },
+                Step::Deliver { kind: 0, count: 1 },
+            ],
+        ]
+        .concat(),
         // Two volumes had different reasons why the same use had to wait.
         [
             vec![create(0, "delete"), create(1, "delete")],

@@ -18,7 +18,7 @@ pub(crate) const NAMESPACES: &str = "/run/netns";
 /// How long processes that were killed may take to be gone: they may be waiting in the kernel.
 const DEATH_TIME_MAX: Duration = Duration::from_secs(30);
 /// How often unmounting and detaching is tried. One may wait for the other.
-const ROUNDS_MAX: usize = 20;
+const ROUNDS_MAX: usize = 400;
 
 /// What begins the names of what this process makes.
 pub(crate) fn own_prefix(count: u32) -> String {
@@ -166,8 +166,8 @@ pub(crate) fn clear(directory: &Path) -> Result<()> {
         for device in loops {
             quietly(Command::new("losetup").arg("-d").arg(device));
         }
-        if !mounts_below(directory).is_empty() {
-            // Something that was killed has not let go of it yet.
+        if !mounts_below(directory).is_empty() || !loops_below(directory).is_empty() {
+            // Something that was killed has not let go of it yet, which takes a while on a busy machine.
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -1,13 +1,43 @@
-//! Carries out plans: plans under the ledger's lock, and settles its promises by what became of the writes.
+//! Carries out plans: plans under the ledger's lock, writes, and settles the promises by what became of the writes.
 
+use futures::future::join;
+use kube::Client;
 use trellis_api::{Bytes, step};
 
 use crate::ledger::Open;
-use crate::plan::Plan;
+use crate::plan::{Note, Plan};
 use crate::queue::Run;
 use crate::volume::rooms::{Pools, Rooms};
 use crate::world::World;
-use crate::write::{Object, Write, Written};
+use crate::write::{Manager, Object, Write, Written, send};
+
+/// Does what was decided for a volume. `tell` passes notes on.
+pub(crate) async fn carry_out(
+    world: &World,
+    client: &Client,
+    key: &str,
+    mut decided: Decided,
+    tell: impl Fn(Note),
+) -> Run {
+    std::mem::take(&mut decided.plan.notes)
+        .into_iter()
+        .for_each(tell);
+    if let Some(pause) = decided.plan.look_again_after {
+        world.plans.push_later(key, pause);
+    }
+    let writes = &decided.plan.writes;
+    if writes.is_empty() {
+        return Run::Done;
+    }
+    let (of_volumes, of_claims) = writes.split_at(decided.plan.from_volumes.min(writes.len()));
+    let (mut written, rest) = join(
+        send(client, Manager::Volumes, of_volumes),
+        send(client, Manager::Claims, of_claims),
+    )
+    .await;
+    written.extend(rest);
+    conclude(world, key, &decided, &written)
+}
 
 /// What the answers of the store mean for the promises, for the named step and for the next try.
 pub(crate) fn conclude(world: &World, key: &str, decided: &Decided, written: &[Written]) -> Run {

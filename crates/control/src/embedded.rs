@@ -14,7 +14,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{Client, ResourceExt};
-use serde_json::{Value, json};
+use serde_json::json;
 use trellis_api::kinds::Volume;
 
 use crate::carry::{self, Decided};
@@ -29,7 +29,7 @@ use crate::volume::history;
 use crate::volume::plan::{Planned, first_promises, place_copies, plan as plan_volume};
 use crate::volume::rooms::Rooms;
 use crate::world::World;
-use crate::write::{Manager, Object, Place, Write, send};
+use crate::write::{Object, Place, Write};
 
 /// Works on the volumes that `queue` names, for ever.
 pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Recorder) {
@@ -43,36 +43,11 @@ pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Reco
 async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
     tracing::trace!(volume = key, "planning");
     let view = View::gather(world, key);
-    let mut decided = decide(world, &view);
-    let notes = std::mem::take(&mut decided.plan.notes);
-    for note in notes {
+    let tell = |note: Note| {
         tell_pods(world, recorder, &note);
         recorder.note(note);
-    }
-    if let Some(pause) = decided.plan.look_again_after {
-        world.plans.push_later(key, pause);
-    }
-    if decided.plan.writes.is_empty() {
-        return Run::Done;
-    }
-    let written = send(client, manager_of, &decided.plan.writes).await;
-    carry::conclude(world, key, &decided, &written)
-}
-
-/// Which room a write comes from. Both write what a volume should be: the claim room what is wanted, the volume room
-/// where its copies are and who it is.
-fn manager_of(write: &Write) -> Manager {
-    let of_volume_room = |body: &Value| {
-        let decided = ["placement", "volumeId"];
-        let is_decision = decided.iter().any(|field| !body["spec"][field].is_null());
-        is_decision || !body["metadata"]["finalizers"].is_null()
     };
-    match (write.place().object, write) {
-        (Object::Target | Object::Replica, _) => Manager::Volumes,
-        (Object::Volume, Write::PatchStatus(..)) => Manager::Volumes,
-        (Object::Volume, Write::Patch(_, body)) if of_volume_room(body) => Manager::Volumes,
-        _ => Manager::Claims,
-    }
+    carry::carry_out(world, client, key, decide(world, &view), tell).await
 }
 
 /// Plans with the ledger locked.
@@ -113,7 +88,7 @@ pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
             let plan = reclaim::reclaim(view);
             match volume {
                 Some(volume) if plan.writes.is_empty() => {
-                    plan_volume(stored, volume, rooms, now).plan
+                    joined(plan_volume(stored, volume, rooms, now).plan, plan)
                 }
                 _ => plan,
             }
@@ -160,7 +135,7 @@ fn bound(
         return told(view, claim, volume, planned, now);
     };
     if let Some(plan) = history::before_change(stored, volume, wish.size, now) {
-        return plan;
+        return joined(plan, Plan::default());
     }
     let wanted = wish.of(volume);
     let mut planned = plan_volume(stored, &wanted, rooms, now);
@@ -175,7 +150,7 @@ fn bound(
     if wish.growth.is_none() || granted >= Some(wish.size) {
         plan.notes.insert(0, wish.note(claim, volume));
     }
-    plan.writes.insert(0, wish.write(volume));
+    plan.writes.push(wish.write(volume));
     plan
 }
 
@@ -188,11 +163,10 @@ fn told(
     now: &MicroTime,
 ) -> Plan {
     let mut plan = planned.plan;
-    let Some(status) = planned.status else {
-        return plan;
-    };
+    let status = planned.status.unwrap_or_default();
     let Some(served) = status.capacity else {
-        return plan;
+        // Nothing is served yet that could be told of.
+        return joined(plan, Plan::default());
     };
     if let Some(binding) = provision::complete(view, claim, volume, served) {
         if !binding.writes.is_empty() {
@@ -223,14 +197,15 @@ fn name_volume(view: &View) -> impl Iterator<Item = Write> {
     })
 }
 
-/// One plan that does both. A step of the claim is the later one.
-fn joined(one: Plan, other: Plan) -> Plan {
+/// One plan that does what both rooms want. A step of the claim is the later one.
+fn joined(of_volume: Plan, of_claim: Plan) -> Plan {
     Plan {
-        writes: [one.writes, other.writes].concat(),
-        promises: [one.promises, other.promises].concat(),
-        notes: [one.notes, other.notes].concat(),
-        step: other.step.or(one.step),
-        waits_for_room: one.waits_for_room || other.waits_for_room,
-        look_again_after: one.look_again_after.or(other.look_again_after),
+        from_volumes: of_volume.writes.len(),
+        writes: [of_volume.writes, of_claim.writes].concat(),
+        promises: [of_volume.promises, of_claim.promises].concat(),
+        notes: [of_volume.notes, of_claim.notes].concat(),
+        step: of_claim.step.or(of_volume.step),
+        waits_for_room: of_volume.waits_for_room || of_claim.waits_for_room,
+        look_again_after: of_volume.look_again_after.or(of_claim.look_again_after),
     }
 }

@@ -49,9 +49,9 @@ impl Terms {
     }
 }
 
-/// A lease that this process holds.
+/// The time for which this process has a lease.
 #[derive(Debug)]
-pub struct Held {
+pub struct Tenure {
     version: Option<String>,
     /// When the request that made it ours was sent.
     renewed: Instant,
@@ -81,7 +81,7 @@ pub async fn take_for_good(client: &Client, terms: &Terms) -> Result<(), kube::E
 }
 
 /// Waits until the lease is ours.
-pub async fn acquire(client: &Client, terms: &Terms) -> Held {
+pub async fn acquire(client: &Client, terms: &Terms) -> Tenure {
     let mut seen: Option<(Option<String>, Instant)> = None;
     loop {
         match try_acquire(client, terms, &mut seen).await {
@@ -100,7 +100,7 @@ async fn try_acquire(
     client: &Client,
     terms: &Terms,
     seen: &mut Option<(Option<String>, Instant)>,
-) -> Result<Option<Held>, kube::Error> {
+) -> Result<Option<Tenure>, kube::Error> {
     let api = terms.api(client);
     let sent = Instant::now();
     let Some(lease) = api.get_opt(&terms.name).await? else {
@@ -151,9 +151,9 @@ fn taken(
     answer: Result<Lease, kube::Error>,
     sent: Instant,
     transitions: i32,
-) -> Result<Option<Held>, kube::Error> {
+) -> Result<Option<Tenure>, kube::Error> {
     match answer {
-        Ok(lease) => Ok(Some(Held {
+        Ok(lease) => Ok(Some(Tenure {
             version: lease.metadata.resource_version,
             renewed: sent,
             transitions,
@@ -178,7 +178,7 @@ fn wanted(terms: &Terms, transitions: i32, version: Option<String>) -> Result<Le
 }
 
 /// Renews the lease until it is lost: somebody else has it, or it could not be renewed in time.
-pub async fn keep(client: &Client, terms: &Terms, mut held: Held) {
+pub async fn keep(client: &Client, terms: &Terms, mut held: Tenure) {
     let (part, whole) = USED;
     let limit = terms.lasts * part / whole;
     loop {
@@ -202,7 +202,11 @@ pub async fn keep(client: &Client, terms: &Terms, mut held: Held) {
     }
 }
 
-async fn renew(client: &Client, terms: &Terms, held: &Held) -> Result<Option<Held>, kube::Error> {
+async fn renew(
+    client: &Client,
+    terms: &Terms,
+    held: &Tenure,
+) -> Result<Option<Tenure>, kube::Error> {
     let sent = Instant::now();
     let body = json!({
         "metadata": { "resourceVersion": held.version },

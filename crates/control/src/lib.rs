@@ -7,6 +7,7 @@
 pub mod bootstrap;
 pub mod cache;
 pub(crate) mod carry;
+pub mod certificates;
 pub mod claim;
 pub mod disks;
 pub mod embedded;
@@ -14,7 +15,6 @@ pub mod lease;
 pub mod ledger;
 pub mod metrics;
 pub mod node;
-pub mod nodes;
 pub mod plan;
 pub mod pods;
 pub mod queue;

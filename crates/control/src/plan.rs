@@ -15,6 +15,8 @@ use crate::write::{Object, Place, Write};
 pub struct Plan {
     /// Objects to write, all at once.
     pub writes: Vec<Write>,
+    /// How many of the writes, from the first on, come from the volume room; the others come from the claim room.
+    pub from_volumes: usize,
     /// Promises on pools that the writes rely on.
     pub promises: Vec<Promise>,
     /// What to tell the claim's owner.

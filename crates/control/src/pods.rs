@@ -61,7 +61,7 @@ async fn tell(pod: &Pod, client: &Client, recorder: &Recorder) -> Run {
     );
     let write = Write::PatchStatus(place.clone(), untold(pod));
     if matches!(
-        send(client, |_| Manager::Claims, &[write]).await[..],
+        send(client, Manager::Claims, &[write]).await[..],
         [Written::Failed(_)]
     ) {
         return Run::Failed;

@@ -150,7 +150,7 @@ pub async fn refresh(world: Arc<World>, client: Client, node: String, gauge: Arc
             .values()
             .flat_map(|in_use| renewals(in_use, &now()))
             .collect();
-        for written in send(&client, |_| Manager::Node, &writes).await {
+        for written in send(&client, Manager::Node, &writes).await {
             if let Written::Failed(error) = written {
                 tracing::warn!(%error, "how full a volume is could not be stored and will be again");
             }

@@ -154,16 +154,9 @@ pub enum Written {
     Failed(kube::Error),
 }
 
-/// Sends all writes at once and waits for all answers, in the order of the writes. `by` says who writes each.
-pub async fn send(
-    client: &Client,
-    by: impl Fn(&Write) -> Manager,
-    writes: &[Write],
-) -> Vec<Written> {
-    let sent = writes
-        .iter()
-        .map(|write| send_one(client, by(write), write));
-    join_all(sent).await
+/// Sends all writes at once and waits for all answers, in the order of the writes.
+pub async fn send(client: &Client, by: Manager, writes: &[Write]) -> Vec<Written> {
+    join_all(writes.iter().map(|write| send_one(client, by, write))).await
 }
 
 async fn send_one(client: &Client, by: Manager, write: &Write) -> Written {

@@ -16,7 +16,7 @@ use trellis_api::NodeName;
 use trellis_api::kinds::{AUTHORITY, AUTHORITY_ENTRY, SYSTEM_NAMESPACE};
 use trellis_apiserver::EmbeddedApi;
 use trellis_apiserver::users::User;
-use trellis_control::nodes::{CERTIFICATE_LIFE, EARLIER_ENTRY, Signer, from_secret};
+use trellis_control::certificates::{CERTIFICATE_LIFE, EARLIER_ENTRY, Signer, from_secret};
 use trellis_pki::{Authority, NodeKey, SIGNER, USAGES, chains_to, trusted};
 
 /// How long anything may take that takes milliseconds.

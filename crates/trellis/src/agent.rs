@@ -12,7 +12,7 @@ use trellis_control::run::Settings;
 use trellis_control::usage;
 use trellis_control::world::World;
 
-use crate::cli::Agent;
+use crate::cli::AgentArgs;
 use crate::kernel;
 use crate::machine::ThisMachine;
 use crate::serve::Links;
@@ -41,7 +41,7 @@ pub fn defaults(node: &str, pool: &Path) -> Defaults {
 }
 
 /// What the node room starts with.
-pub fn settings(node: &str, agent: &Agent) -> Settings {
+pub fn settings(node: &str, agent: &AgentArgs) -> Settings {
     Settings {
         node: node.to_owned(),
         online_growth: agent.online_growth,
@@ -50,7 +50,7 @@ pub fn settings(node: &str, agent: &Agent) -> Settings {
 }
 
 /// This machine, with that data directory.
-pub fn machine(data: &Path, links: Links, agent: &Agent) -> anyhow::Result<Arc<ThisMachine>> {
+pub fn machine(data: &Path, links: Links, agent: &AgentArgs) -> anyhow::Result<Arc<ThisMachine>> {
     let silence = Duration::from_secs(agent.silent_target_seconds);
     let machine = ThisMachine::new(data, silence, links);
     let machine = machine.with_context(|| format!("{} cannot be used", data.display()))?;

@@ -134,7 +134,7 @@ pub enum Verb {
 
 /// How this machine's volumes are looked after
 #[derive(Args, Clone, Debug)]
-pub struct Agent {
+pub struct AgentArgs {
     /// Whether filesystems may grow while they are mounted on this node; if not, they grow when nobody uses them
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub online_growth: bool,
@@ -157,7 +157,7 @@ pub struct Up {
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
     #[command(flatten)]
-    pub agent: Agent,
+    pub agent: AgentArgs,
     /// Serve metrics for Prometheus at this address (plain HTTP, /metrics); port 0 takes a free one
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<std::net::SocketAddr>,
@@ -193,7 +193,7 @@ pub struct NodeRun {
     #[arg(long, value_name = "IP")]
     pub link_address: Option<std::net::IpAddr>,
     #[command(flatten)]
-    pub agent: Agent,
+    pub agent: AgentArgs,
 }
 
 /// `trellis down`

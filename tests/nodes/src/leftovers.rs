@@ -35,10 +35,11 @@ pub(crate) fn directory(prefix: &str) -> PathBuf {
 /// Held while namespaces are made or removed: `ip` prepares its directory at the first use, and nobody may remove what
 /// another is making.
 pub(crate) fn lock() -> Result<File> {
-    let path = std::env::temp_dir().join(format!("{PREFIX}.lock"));
-    let file = File::create(&path).context("make", &path)?;
-    file.lock().context("lock", &path)?;
-    Ok(file)
+    // The directory itself is locked, so that no file for it stays.
+    let path = std::env::temp_dir();
+    let directory = File::open(&path).context("open", &path)?;
+    directory.lock().context("lock", &path)?;
+    Ok(directory)
 }
 
 /// Removes everything whose maker is gone. Returns what was found.
@@ -84,14 +85,21 @@ fn began(pid: u32) -> Option<u64> {
 /// Removes a network: processes, mounts, loop devices, namespaces, files. Whoever calls holds the lock.
 pub(crate) fn remove(prefix: &str) -> Result<()> {
     let names = namespaces(prefix);
-    for name in &names {
-        kill(name)?;
-    }
-    clear(&directory(prefix))?;
+    clear(&directory(prefix), &names)?;
     for name in &names {
         ip(&format!("netns del {name}"))?;
     }
+    release_namespaces();
     Ok(())
+}
+
+/// Takes away what `ip` mounts over its own directory with the first namespace. With a namespace in it, it stays: the
+/// directory is in use then. `ip` mounts it again when it needs it.
+fn release_namespaces() {
+    let is_empty = std::fs::read_dir(NAMESPACES).is_ok_and(|mut names| names.next().is_none());
+    if is_empty && mounts_below(Path::new(NAMESPACES)).len() == 1 {
+        quietly(Command::new("umount").arg(NAMESPACES));
+    }
 }
 
 /// The namespaces of a network that are there.
@@ -153,9 +161,13 @@ pub(crate) fn kill(namespace: &str) -> Result<()> {
     }
 }
 
-/// Unmounts and detaches everything below a directory, and removes it.
-pub(crate) fn clear(directory: &Path) -> Result<()> {
+/// Kills what runs in these namespaces, unmounts and detaches everything below a directory, and removes it. A program
+/// that was just started may enter its namespace only later, so every round looks for processes again.
+fn clear(directory: &Path, namespaces: &[String]) -> Result<()> {
     for _ in 0..ROUNDS_MAX {
+        for namespace in namespaces {
+            kill(namespace)?;
+        }
         let (mounts, loops) = (mounts_below(directory), loops_below(directory));
         if mounts.is_empty() && loops.is_empty() {
             break;

@@ -73,7 +73,7 @@ async fn set_finalizers(agent: &Agent, pool: &Pool, finalizers: &[String]) -> bo
         "resourceVersion": pool.resource_version(),
     }});
     let write = Write::Patch(place, body);
-    let written = send(&agent.client, |_| Manager::Node, &[write]).await;
+    let written = send(&agent.client, Manager::Node, &[write]).await;
     matches!(written.as_slice(), [Written::Stored])
 }
 
@@ -258,7 +258,7 @@ async fn measure(agent: &Arc<Agent>, pool: Arc<Pool>, needed_by: &[String]) -> R
         body["status"]["unknownCount"] = serde_json::json!(new.unknown_count);
         let write = Write::PatchStatus(place, body);
         if matches!(
-            send(&agent.client, |_| Manager::Node, &[write])
+            send(&agent.client, Manager::Node, &[write])
                 .await
                 .as_slice(),
             [Written::Failed(_)]

@@ -119,7 +119,7 @@ impl Agent {
             return Run::Done;
         }
         if let Some(writes) = missing_finalizers(&job) {
-            let stored = send(&self.client, |_| Manager::Node, &writes).await;
+            let stored = send(&self.client, Manager::Node, &writes).await;
             // The change that outdated the object may not concern this node, and then would not bring the volume here
             // again.
             let all = stored.iter().all(|each| matches!(each, Written::Stored));
@@ -210,7 +210,7 @@ impl Agent {
                 () = &mut patience, if !told && newest.is_some() => {
                     told = true;
                     let writes = early_writes(view, job, newest.as_deref().unwrap_or_default(), &now());
-                    send(&self.client, |_| Manager::Node, &writes).await;
+                    send(&self.client, Manager::Node, &writes).await;
                 }
             }
         }
@@ -263,7 +263,7 @@ impl Agent {
         if writes.is_empty() {
             return Run::Done;
         }
-        let written = send(&self.client, |_| Manager::Node, &writes).await;
+        let written = send(&self.client, Manager::Node, &writes).await;
         tracing::trace!(volume = key, writes = writes.len(), "reported");
         let mut run = Run::Done;
         for outcome in &written {

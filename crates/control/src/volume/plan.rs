@@ -56,14 +56,14 @@ pub fn plan(stored: &StoredVolume, volume: &Volume, rooms: &dyn Rooms, now: &Mic
         Err(hold) => Some(hold),
     };
     let granted = grant(stored, volume, rooms);
-    let wished = status::Wished {
+    let withheld = status::Withheld {
         refused: match &granted {
             Grant::Refused(hold) => Some(hold.clone()),
             Grant::Given | Grant::Now { .. } => None,
         },
         copies_hold,
     };
-    let measured = status::measure(stored, volume, served, &wished, now);
+    let measured = status::measure(stored, volume, served, &withheld, now);
     let mut plan = match granted {
         // The goals go first; what follows from them is told when it is measured.
         Grant::Now { writes, promises } => Plan {
@@ -76,7 +76,7 @@ pub fn plan(stored: &StoredVolume, volume: &Volume, rooms: &dyn Rooms, now: &Mic
         _ if volume.spec.volume_id.is_empty() => Plan::default(),
         Grant::Given | Grant::Refused(_) => status::report(volume, &measured, now),
     };
-    plan.waits_for_room = wished.waits_for_room();
+    plan.waits_for_room = withheld.waits_for_room();
     plan.writes.extend(name_identities(stored));
     Planned {
         plan,

@@ -11,7 +11,6 @@ use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::stored::{StoredVolume, now};
 use crate::world::World;
-use crate::write::{Manager, send};
 
 /// Works on the volumes that `queue` names, for ever.
 pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Recorder) {
@@ -25,19 +24,15 @@ pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Reco
 async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
     tracing::trace!(volume = key, "planning");
     let stored = StoredVolume::gather(world, key);
-    let mut decided = carry::decide(world, key, |rooms| match &stored.volume {
-        Some(volume) => plan(&stored, volume, rooms, &now()).plan,
+    let decided = carry::decide(world, key, |rooms| match &stored.volume {
+        Some(volume) => {
+            let plan = plan(&stored, volume, rooms, &now()).plan;
+            Plan {
+                from_volumes: plan.writes.len(),
+                ..plan
+            }
+        }
         None => Plan::default(),
     });
-    for note in std::mem::take(&mut decided.plan.notes) {
-        recorder.note(note);
-    }
-    if let Some(pause) = decided.plan.look_again_after {
-        world.plans.push_later(key, pause);
-    }
-    if decided.plan.writes.is_empty() {
-        return Run::Done;
-    }
-    let written = send(client, |_| Manager::Volumes, &decided.plan.writes).await;
-    carry::conclude(world, key, &decided, &written)
+    carry::carry_out(world, client, key, decided, |note| recorder.note(note)).await
 }

@@ -17,14 +17,14 @@ use crate::write::{Object, Place, Write};
 
 /// What a volume wants and does not have, as far as the pools are the reason.
 #[derive(Debug, Default)]
-pub struct Wished {
+pub struct Withheld {
     /// Why its size cannot be granted.
     pub refused: Option<Hold>,
     /// Why it does not have as many copies as it should. That does not stop a growth.
     pub copies_hold: Option<Hold>,
 }
 
-impl Wished {
+impl Withheld {
     /// Whether more room on a pool would help.
     pub fn waits_for_room(&self) -> bool {
         let is_about_room = |hold: &Hold| hold.reason != HoldReason::SizeTooLarge;
@@ -37,24 +37,24 @@ pub fn measure(
     stored: &StoredVolume,
     volume: &Volume,
     served: Bytes,
-    wished: &Wished,
+    withheld: &Withheld,
     now: &MicroTime,
 ) -> VolumeStatus {
     let goal = goals::goal(stored, volume);
     let usable = stored.usable();
-    let is_reached = wished.refused.is_none() && usable.is_some_and(|usable| usable >= goal);
-    let granted = match &wished.refused {
+    let is_reached = withheld.refused.is_none() && usable.is_some_and(|usable| usable >= goal);
+    let granted = match &withheld.refused {
         Some(_) => stored.granted(),
         None => Some(goal),
     };
-    let hold = wished.refused.clone();
+    let hold = withheld.refused.clone();
     let hold = hold.or_else(|| stored.held(goal));
-    let hold = hold.or_else(|| wished.copies_hold.clone());
+    let hold = hold.or_else(|| withheld.copies_hold.clone());
     let old = volume.status.clone().unwrap_or_default();
     let began = volume.spec.growth.as_ref().map(|growth| &growth.at);
     let full = space::full_pools(stored, volume);
     let told = [
-        (COPIES_HELD, wished.copies_hold.as_ref()),
+        (COPIES_HELD, withheld.copies_hold.as_ref()),
         (POOL_FULL, full.as_ref()),
     ];
     VolumeStatus {

@@ -26,7 +26,7 @@ mod volume;
 use clap::CommandFactory;
 
 use crate::cli::{Cli, Global, NodeVerb, PoolVerb, Verb, VolumeVerb};
-use crate::{controller, member, output};
+use crate::{controller, node_run, output};
 
 /// Does what the command line says.
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
@@ -60,7 +60,7 @@ async fn act(global: &Global, verb: &Verb) -> anyhow::Result<()> {
         }) => pool::add(global, name, directory, *overcommit).await,
         Verb::Pool(PoolVerb::Grow { name }) => pool::grow(global, name).await,
         Verb::Pool(PoolVerb::Rm { name, drain }) => pool::remove(global, name, *drain).await,
-        Verb::Node(NodeVerb::Run(verb)) => member::run(global, verb).await,
+        Verb::Node(NodeVerb::Run(verb)) => node_run::run(global, verb).await,
         Verb::Controller(verb) => controller::run(global, verb).await,
         Verb::Node(NodeVerb::Ls { output }) => node::show(global, output).await,
         Verb::Node(NodeVerb::Add {

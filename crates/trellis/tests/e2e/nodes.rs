@@ -84,20 +84,20 @@ fn a_node_is_added_gets_another_token_and_is_removed() {
 }
 
 /// Another node on this machine: the node role in a process of its own, on a data directory of its own.
-struct Member {
+struct JoinedNode {
     agent: Child,
     data: PathBuf,
     config: PathBuf,
 }
 
-impl Member {
-    fn join(service: &Service, name: &str) -> Member {
+impl JoinedNode {
+    fn join(service: &Service, name: &str) -> JoinedNode {
         let config = service.path(&format!("{name}.kubeconfig"));
         let out = config.to_str().unwrap();
         service.trellis(&["node", "add", name, "--kubeconfig-out", out]);
         let data = service.path(name);
-        Member {
-            agent: Member::run(&data, &config),
+        JoinedNode {
+            agent: JoinedNode::run(&data, &config),
             data,
             config,
         }
@@ -121,11 +121,11 @@ impl Member {
     }
 
     fn come_back(&mut self) {
-        self.agent = Member::run(&self.data, &self.config);
+        self.agent = JoinedNode::run(&self.data, &self.config);
     }
 }
 
-impl Drop for Member {
+impl Drop for JoinedNode {
     fn drop(&mut self) {
         let _ = self.agent.kill();
         let _ = self.agent.wait();
@@ -147,7 +147,7 @@ fn a_node_that_joins_carries_a_copy_through_growths_and_the_death_of_its_agent()
     // Fails if a joined node does not make, serve, measure or raise its copy, if a write waits for its agent, or if it is
     // let go of while it carries something.
     let service = Service::start_told(&["--link-address", "127.0.0.2"]);
-    let mut member = Member::join(&service, "b");
+    let mut joined = JoinedNode::join(&service, "b");
     service.wait("node b has a pool and is heard of", |service| {
         let pool = service.object("pools.trellis.dev", "default-b");
         let shown = service.trellis(&["node", "ls"]);
@@ -189,11 +189,11 @@ fn a_node_that_joins_carries_a_copy_through_growths_and_the_death_of_its_agent()
     assert_eq!(filesystem_mib(&path), 400);
     wait_copies(&service, "400Mi");
 
-    member.die();
+    joined.die();
     let later = write_file(&path.join("later"), 16 << 20, 2);
     service.trellis(&["grow", "data", "480Mi", "--wait"]);
     assert_eq!(filesystem_mib(&path), 480);
-    member.come_back();
+    joined.come_back();
     wait_copies(&service, "480Mi");
     assert_eq!(checksum(&path.join("file")), sum);
     assert_eq!(checksum(&path.join("later")), later);

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use trellis_api::{HoldReason, NodeName};
 use trellis_apiserver::EmbeddedApi;
 use trellis_apiserver::users::User;
-use trellis_control::nodes::{CERTIFICATE_LIFE, Signer};
+use trellis_control::certificates::{CERTIFICATE_LIFE, Signer};
 use trellis_engine::drive::{
     Address, Credentials, Failure, Refusal, ReplicaServer, ReplicaSettings, Volume, VolumeSettings,
 };

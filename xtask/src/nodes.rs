@@ -4,9 +4,9 @@ use std::os::unix::process::CommandExt;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
+use trellis_nodes_tests::cluster::Cluster;
 use trellis_nodes_tests::machine::Machine;
 use trellis_nodes_tests::network::Network;
-use trellis_nodes_tests::service::Service;
 
 /// How the developer's nodes are told from those of tests.
 const NAME: &str = "dev";
@@ -14,7 +14,7 @@ const NODES: [&str; 3] = ["a", "b", "c"];
 
 #[derive(Subcommand)]
 pub enum Nodes {
-    /// Make the nodes, start `trellis up` on a, and let b and c join
+    /// Make the nodes, start `trellis up` on a, and `trellis node run` on b and c
     Up,
     /// Kill everything that runs on the nodes, and remove them
     Down,
@@ -42,21 +42,14 @@ fn up() -> anyhow::Result<()> {
     if Network::find(NAME)?.is_some() {
         bail!("the nodes are there already; `cargo xtask nodes down` removes them");
     }
-    let network = Network::named(NAME, &NODES)?;
-    let [home, others @ ..] = network.machines() else {
-        bail!("there is no node");
-    };
-    let service = Service::up(home, &[])?;
-    for machine in others {
-        service.add(machine)?;
-    }
-    service.leave();
+    let cluster = Cluster::on(Network::named(NAME, &NODES)?, &[])?;
+    cluster.leave();
     println!(
-        "nodes {} are up, and the service is on {}; `cargo xtask nodes shell NODE` for a shell with kubectl and trellis",
+        "nodes {} are up, each with a pool, and the service is on {}; `cargo xtask nodes shell NODE` for a shell with \
+         kubectl and trellis; the class `three` has a copy on each",
         NODES.join(", "),
-        home.name()
+        NODES[0]
     );
-    network.leave();
     Ok(())
 }
 

@@ -163,7 +163,7 @@ reasons! {
         "A copy is on another node than its target, and its node cannot be reached from there.",
         "Start the service on the copy's node with `--link-address IP`, an address of that node that the others reach.";
     TooFewReplicas:
-        "Fewer copies answer than must have a write before it is acknowledged, so growth waits, and I/O waits or fails as the class says (`whenBelowQuorum`).",
+        "Fewer copies answer than must have a write before it is acknowledged, or something that was written is in none of those that answer. So growth waits, and I/O waits or fails as the class says (`whenBelowQuorum`).",
         "Bring the pools or nodes of the missing copies back (`trellis volume show CLAIM`); everything goes on by itself then. If they are lost for good, see `trellis volume recover CLAIM`.";
     RedundancyLow:
         "Fewer copies hold everything than are asked for: the volume is served, and a further loss may stop it.",
@@ -174,6 +174,15 @@ reasons! {
     TargetDown:
         "The process that serves the volume does not run or does not answer.",
         "Nothing at first: it is started again by itself. If that repeats, read its log, which the message names.";
+    NodeLost:
+        "The node that serves the volume has said nothing for too long.",
+        "Bring the node back. A volume of several copies can be used on another node at once; it moves there by itself. `trellis node ls` shows the nodes.";
+    TargetOutbid:
+        "Copies of the volume have followed another process that served it, so this one may not.",
+        "Nothing: it is started with the right to serve, on the node that the volume is for. If that repeats, two services decide about one volume: `trellis node ls`.";
+    UsedElsewhere:
+        "The volume is served on another node, and can be used on one node at a time.",
+        "Unmount it there, and it moves here by itself. If that node is lost, it moves as soon as the node counts as lost: `trellis node ls`.";
     TargetSilent:
         "The process that serves the volume runs and does not answer: it is frozen, or cannot get on.",
         "Nothing at first: it is killed and replaced by itself (15 s, `trellis up --silent-target-seconds`); I/O waits until then. If that repeats, read its log, which the message names.";

@@ -75,6 +75,8 @@ steps! {
     TargetServed = "target-served",
     /// Several copies: the target serves the new size.
     TargetRaised = "target-raised",
+    /// Several copies: the target is to run on another node.
+    TargetMoved = "target-moved",
     /// Several copies: the target and its file are gone.
     TargetRetired = "target-retired",
     /// Several copies: the process of a copy is gone.
@@ -170,6 +172,12 @@ impl Step {
                 | Step::CertificateSigned
                 | Step::CertificateStored
         )
+    }
+
+    /// Whether the step belongs to the move of a target to another node. The old and the new node take further steps, which
+    /// they also take without a move.
+    pub const fn is_of_a_move(self) -> bool {
+        matches!(self, Step::TargetMoved)
     }
 
     /// Whether the step belongs to the recovery of a volume whose copies were lost for good.

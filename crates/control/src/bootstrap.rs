@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use trellis_api::kinds::{FSTYPE_PARAMETER, POOL_FINALIZER, PROVISIONER, Pool, SYSTEM_NAMESPACE};
 
-use crate::lease::{self, Terms, VOLUMES_LEASE};
+use crate::lease::{self, LeaseSettings, VOLUMES_LEASE};
 
 /// What is made.
 #[derive(Clone, Debug)]
@@ -40,13 +40,13 @@ pub async fn bootstrap(client: &Client, defaults: &Defaults) -> Result<(), kube:
     report_node(client, defaults).await?;
     let namespace = json!({ "metadata": { "name": SYSTEM_NAMESPACE } });
     ensure::<Namespace>(client, namespace).await?;
-    let terms = Terms {
+    let settings = LeaseSettings {
         namespace: SYSTEM_NAMESPACE.to_owned(),
         name: VOLUMES_LEASE.to_owned(),
         identity: format!("trellis-up-{}", defaults.node),
         lasts: Duration::ZERO,
     };
-    lease::take_for_good(client, &terms).await?;
+    lease::take_for_good(client, &settings).await?;
     let class = json!({
         "metadata": {
             "name": "trellis",

@@ -7,7 +7,9 @@ use trellis_api::{Bytes, step};
 use crate::ledger::Open;
 use crate::plan::{Note, Plan};
 use crate::queue::Run;
-use crate::volume::rooms::{Pools, Rooms};
+use crate::volume::nodes::Nodes;
+use crate::volume::rooms::Pools;
+use crate::volume::surroundings::Surroundings;
 use crate::world::World;
 use crate::write::{Manager, Object, Write, Written, send};
 
@@ -99,13 +101,23 @@ pub(crate) struct Decided {
 }
 
 /// Plans with the ledger locked, so that the same room cannot be promised to another meanwhile.
-pub(crate) fn decide(world: &World, key: &str, plan: impl FnOnce(&dyn Rooms) -> Plan) -> Decided {
+pub(crate) fn decide(
+    world: &World,
+    key: &str,
+    plan: impl FnOnce(Surroundings<'_>) -> Plan,
+) -> Decided {
+    let nodes = Nodes::of(&world.nodes.all());
     let mut ledger = world.ledger.open();
     let pools = Pools {
         pools: world.pools.all(),
+        nodes: &nodes,
         ledger: &ledger,
     };
-    let plan = plan(&pools);
+    let plan = plan(Surroundings {
+        rooms: &pools,
+        nodes: &nodes,
+        waits: world.waits,
+    });
     let promises = plan.promises.iter();
     let before = promises
         .map(|each| ledger.promise(&each.replica, &each.pool, each.size))

@@ -20,14 +20,14 @@ use trellis_api::kinds::Volume;
 use crate::carry::{self, Decided};
 use crate::claim::provision::{self, Begin};
 use crate::claim::{grow, reclaim};
-use crate::plan::{Note, Plan};
+use crate::plan::{Note, Plan, sooner};
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::stored::now;
 use crate::view::View;
 use crate::volume::history;
 use crate::volume::plan::{Planned, first_promises, place_copies, plan as plan_volume};
-use crate::volume::rooms::Rooms;
+use crate::volume::surroundings::Surroundings;
 use crate::world::World;
 use crate::write::{Object, Place, Write};
 
@@ -52,7 +52,7 @@ async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &st
 
 /// Plans with the ledger locked.
 pub(crate) fn decide(world: &World, view: &View) -> Decided {
-    carry::decide(world, &view.stored.key, |rooms| plan(view, rooms, &now()))
+    carry::decide(world, &view.stored.key, |around| plan(view, around, &now()))
 }
 
 /// A pod that uses a claim is told what is wrong with it.
@@ -67,28 +67,28 @@ fn tell_pods(world: &World, recorder: &Recorder, note: &Note) {
 }
 
 /// The next writes for the claim and the volume in `view`.
-pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
+pub fn plan(view: &View, around: Surroundings<'_>, now: &MicroTime) -> Plan {
     let stored = &view.stored;
     match (&view.claim, &stored.volume) {
         (Some(claim), volume) if claim.metadata.deletion_timestamp.is_some() => {
             let plan = reclaim::release_claim(view, claim);
             match volume {
                 Some(volume) if plan.writes.is_empty() => {
-                    joined(plan_volume(stored, volume, rooms, now).plan, plan)
+                    joined(plan_volume(stored, volume, around, now).plan, plan)
                 }
                 _ => plan,
             }
         }
         (Some(claim), None) => match provision::begin(view, claim, now) {
             Begin::Else(plan) => plan,
-            Begin::Want(volume) => make(claim, *volume, rooms, now),
+            Begin::Want(volume) => make(claim, *volume, around, now),
         },
-        (Some(claim), Some(volume)) => bound(view, claim, volume, rooms, now),
+        (Some(claim), Some(volume)) => bound(view, claim, volume, around, now),
         (None, volume) => {
             let plan = reclaim::reclaim(view);
             match volume {
                 Some(volume) if plan.writes.is_empty() => {
-                    joined(plan_volume(stored, volume, rooms, now).plan, plan)
+                    joined(plan_volume(stored, volume, around, now).plan, plan)
                 }
                 _ => plan,
             }
@@ -100,11 +100,11 @@ pub fn plan(view: &View, rooms: &dyn Rooms, now: &MicroTime) -> Plan {
 fn make(
     claim: &PersistentVolumeClaim,
     mut volume: Volume,
-    rooms: &dyn Rooms,
+    around: Surroundings<'_>,
     now: &MicroTime,
 ) -> Plan {
     let name = volume.name_any();
-    match place_copies(&name, &volume.spec, rooms) {
+    match place_copies(&name, &volume.spec, around.rooms) {
         Ok(places) => {
             let promises = first_promises(&name, &volume.spec, &places);
             volume.spec.placement = places;
@@ -119,26 +119,26 @@ fn bound(
     view: &View,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
-    rooms: &dyn Rooms,
+    around: Surroundings<'_>,
     now: &MicroTime,
 ) -> Plan {
     let stored = &view.stored;
     let wish = match grow::wish(claim, volume, stored.committed(), now) {
         Ok(wish) => wish.filter(|_| stored.served().is_some()),
         Err(hold) => {
-            let of_volume = plan_volume(stored, volume, rooms, now).plan;
+            let of_volume = plan_volume(stored, volume, around, now).plan;
             return joined(of_volume, grow::refuse(claim, volume, &hold, now));
         }
     };
     let Some(wish) = wish else {
-        let planned = plan_volume(stored, volume, rooms, now);
+        let planned = plan_volume(stored, volume, around, now);
         return told(view, claim, volume, planned, now);
     };
     if let Some(plan) = history::before_change(stored, volume, wish.size, now) {
         return joined(plan, Plan::default());
     }
     let wanted = wish.of(volume);
-    let mut planned = plan_volume(stored, &wanted, rooms, now);
+    let mut planned = plan_volume(stored, &wanted, around, now);
     // The wish outdates the version of the volume that anything else would be written to.
     let of_volume = Place::named(Object::Volume, &stored.key);
     planned
@@ -206,6 +206,6 @@ fn joined(of_volume: Plan, of_claim: Plan) -> Plan {
         notes: [of_volume.notes, of_claim.notes].concat(),
         step: of_claim.step.or(of_volume.step),
         waits_for_room: of_volume.waits_for_room || of_claim.waits_for_room,
-        look_again_after: of_volume.look_again_after.or(of_claim.look_again_after),
+        look_again_after: sooner(of_volume.look_again_after, of_claim.look_again_after),
     }
 }

@@ -28,7 +28,7 @@ pub const VOLUMES_LEASE: &str = "trellis-volumes";
 
 /// What a process wants of a lease.
 #[derive(Clone, Debug)]
-pub struct Terms {
+pub struct LeaseSettings {
     /// The namespace of the lease.
     pub namespace: String,
     /// Its name.
@@ -39,7 +39,7 @@ pub struct Terms {
     pub lasts: Duration,
 }
 
-impl Terms {
+impl LeaseSettings {
     fn pause(&self) -> Duration {
         self.lasts / LOOKS
     }
@@ -60,51 +60,51 @@ pub struct Tenure {
 
 /// Takes the lease for as long as the store exists, whoever had it. The embedded home plans its own volumes, in the
 /// process that has the store: nobody else may, and it need not renew anything.
-pub async fn take_for_good(client: &Client, terms: &Terms) -> Result<(), kube::Error> {
-    let terms = Terms {
+pub async fn take_for_good(client: &Client, settings: &LeaseSettings) -> Result<(), kube::Error> {
+    let settings = LeaseSettings {
         lasts: FOR_GOOD,
-        ..terms.clone()
+        ..settings.clone()
     };
-    let api = terms.api(client);
-    let lease = wanted(&terms, 0, None)?;
-    let Some(there) = api.get_opt(&terms.name).await? else {
+    let api = settings.api(client);
+    let lease = wanted(&settings, 0, None)?;
+    let Some(there) = api.get_opt(&settings.name).await? else {
         return api.create(&PostParams::default(), &lease).await.map(drop);
     };
     let spec = there.spec.unwrap_or_default();
-    let is_ours = spec.holder_identity.as_ref() == Some(&terms.identity)
+    let is_ours = spec.holder_identity.as_ref() == Some(&settings.identity)
         && spec.lease_duration_seconds == Some(i32::MAX);
     if is_ours {
         return Ok(());
     }
     let patch = Patch::Merge(&lease);
-    api.patch(&terms.name, &params(), &patch).await.map(drop)
+    api.patch(&settings.name, &params(), &patch).await.map(drop)
 }
 
 /// Waits until the lease is ours.
-pub async fn acquire(client: &Client, terms: &Terms) -> Tenure {
+pub async fn acquire(client: &Client, settings: &LeaseSettings) -> Tenure {
     let mut seen: Option<(Option<String>, Instant)> = None;
     loop {
-        match try_acquire(client, terms, &mut seen).await {
+        match try_acquire(client, settings, &mut seen).await {
             Ok(Some(held)) => return held,
             Ok(None) => {}
             Err(error) => {
-                tracing::debug!(lease = terms.name, %error, "a lease cannot be looked at")
+                tracing::debug!(lease = settings.name, %error, "a lease cannot be looked at")
             }
         }
-        sleep(terms.pause()).await;
+        sleep(settings.pause()).await;
     }
 }
 
 /// One look. `seen` is the version that was seen last, and since when.
 async fn try_acquire(
     client: &Client,
-    terms: &Terms,
+    settings: &LeaseSettings,
     seen: &mut Option<(Option<String>, Instant)>,
 ) -> Result<Option<Tenure>, kube::Error> {
-    let api = terms.api(client);
+    let api = settings.api(client);
     let sent = Instant::now();
-    let Some(lease) = api.get_opt(&terms.name).await? else {
-        let lease = wanted(terms, 0, None)?;
+    let Some(lease) = api.get_opt(&settings.name).await? else {
+        let lease = wanted(settings, 0, None)?;
         let params = PostParams {
             field_manager: Some(Manager::Volumes.name().to_owned()),
             ..PostParams::default()
@@ -117,7 +117,7 @@ async fn try_acquire(
     let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
     let is_free = holder
         .as_ref()
-        .is_none_or(|holder| *holder == terms.identity);
+        .is_none_or(|holder| *holder == settings.identity);
     let since = match seen {
         Some((known, since)) if *known == version => *since,
         _ => {
@@ -127,14 +127,14 @@ async fn try_acquire(
     };
     // The holder may have been given a longer time than ours.
     let told = u64::try_from(spec.lease_duration_seconds.unwrap_or_default()).unwrap_or_default();
-    let lasts = terms.lasts.max(Duration::from_secs(told));
+    let lasts = settings.lasts.max(Duration::from_secs(told));
     if !is_free && since.elapsed() < lasts {
         return Ok(None);
     }
     let transitions = spec.lease_transitions.unwrap_or_default().saturating_add(1);
-    let lease = wanted(terms, transitions, version)?;
+    let lease = wanted(settings, transitions, version)?;
     let patched = api
-        .patch(&terms.name, &params(), &Patch::Merge(&lease))
+        .patch(&settings.name, &params(), &Patch::Merge(&lease))
         .await;
     taken(patched, sent, transitions)
 }
@@ -163,13 +163,17 @@ fn taken(
     }
 }
 
-fn wanted(terms: &Terms, transitions: i32, version: Option<String>) -> Result<Lease, kube::Error> {
+fn wanted(
+    settings: &LeaseSettings,
+    transitions: i32,
+    version: Option<String>,
+) -> Result<Lease, kube::Error> {
     let now: MicroTime = now();
     let lease = json!({
-        "metadata": { "name": terms.name, "resourceVersion": version },
+        "metadata": { "name": settings.name, "resourceVersion": version },
         "spec": {
-            "holderIdentity": terms.identity,
-            "leaseDurationSeconds": terms.lasts.as_secs().max(1),
+            "holderIdentity": settings.identity,
+            "leaseDurationSeconds": settings.lasts.as_secs().max(1),
             "acquireTime": now, "renewTime": now,
             "leaseTransitions": transitions,
         },
@@ -178,24 +182,27 @@ fn wanted(terms: &Terms, transitions: i32, version: Option<String>) -> Result<Le
 }
 
 /// Renews the lease until it is lost: somebody else has it, or it could not be renewed in time.
-pub async fn keep(client: &Client, terms: &Terms, mut held: Tenure) {
+pub async fn keep(client: &Client, settings: &LeaseSettings, mut held: Tenure) {
     let (part, whole) = USED;
-    let limit = terms.lasts * part / whole;
+    let limit = settings.lasts * part / whole;
     loop {
         let rest = limit.saturating_sub(held.renewed.elapsed());
-        sleep(terms.pause().min(rest)).await;
+        sleep(settings.pause().min(rest)).await;
         let rest = limit.saturating_sub(held.renewed.elapsed());
-        match tokio::time::timeout(rest, renew(client, terms, &held)).await {
+        match tokio::time::timeout(rest, renew(client, settings, &held)).await {
             Ok(Ok(Some(renewed))) => held = renewed,
             Ok(Ok(None)) => {
-                tracing::warn!(lease = terms.name, "somebody else has taken the lease");
+                tracing::warn!(lease = settings.name, "somebody else has taken the lease");
                 return;
             }
             Ok(Err(error)) => {
-                tracing::debug!(lease = terms.name, %error, "a lease cannot be renewed now");
+                tracing::debug!(lease = settings.name, %error, "a lease cannot be renewed now");
             }
             Err(_) => {
-                tracing::warn!(lease = terms.name, "the lease could not be renewed in time");
+                tracing::warn!(
+                    lease = settings.name,
+                    "the lease could not be renewed in time"
+                );
                 return;
             }
         }
@@ -204,7 +211,7 @@ pub async fn keep(client: &Client, terms: &Terms, mut held: Tenure) {
 
 async fn renew(
     client: &Client,
-    terms: &Terms,
+    settings: &LeaseSettings,
     held: &Tenure,
 ) -> Result<Option<Tenure>, kube::Error> {
     let sent = Instant::now();
@@ -212,21 +219,21 @@ async fn renew(
         "metadata": { "resourceVersion": held.version },
         "spec": { "renewTime": now() },
     });
-    let api = terms.api(client);
+    let api = settings.api(client);
     let answer = api
-        .patch(&terms.name, &params(), &Patch::Merge(&body))
+        .patch(&settings.name, &params(), &Patch::Merge(&body))
         .await;
     taken(answer, sent, held.transitions)
 }
 
 /// Gives the lease up if it is still ours, so that the next one need not wait.
-pub async fn release(client: &Client, terms: &Terms) -> Result<(), kube::Error> {
-    let api = terms.api(client);
-    let Some(lease) = api.get_opt(&terms.name).await? else {
+pub async fn release(client: &Client, settings: &LeaseSettings) -> Result<(), kube::Error> {
+    let api = settings.api(client);
+    let Some(lease) = api.get_opt(&settings.name).await? else {
         return Ok(());
     };
     let holder = lease.spec.and_then(|spec| spec.holder_identity);
-    if holder.as_ref() != Some(&terms.identity) {
+    if holder.as_ref() != Some(&settings.identity) {
         return Ok(());
     }
     let body = json!({
@@ -234,5 +241,5 @@ pub async fn release(client: &Client, terms: &Terms) -> Result<(), kube::Error> 
         "spec": { "holderIdentity": null },
     });
     let patch = Patch::Merge(&body);
-    api.patch(&terms.name, &params(), &patch).await.map(drop)
+    api.patch(&settings.name, &params(), &patch).await.map(drop)
 }

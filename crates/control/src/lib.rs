@@ -11,6 +11,7 @@ pub mod certificates;
 pub mod claim;
 pub mod disks;
 pub mod embedded;
+pub mod health;
 pub mod lease;
 pub mod ledger;
 pub mod metrics;

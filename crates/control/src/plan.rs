@@ -29,6 +29,11 @@ pub struct Plan {
     pub look_again_after: Option<Duration>,
 }
 
+/// The shorter of two pauses.
+pub fn sooner(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    one.into_iter().chain(other).min()
+}
+
 /// Room on a pool that a replica should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promise {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use trellis_api::HoldReason;
 
 /// First pause after a failure.
@@ -51,8 +52,8 @@ struct State {
     /// timer. Otherwise every event on a key that keeps failing would add a chain of retries for ever.
     retries: HashMap<String, u64>,
     retries_made: u64,
-    /// Keys that a timer will push.
-    later: HashSet<String>,
+    /// When a timer will push a key. There may be later timers for it, which do nothing.
+    later: HashMap<String, Instant>,
 }
 
 impl Queue {
@@ -75,15 +76,25 @@ impl Queue {
         }
     }
 
-    /// Asks for a run of `key` after a pause; one that is asked for already is not asked for twice.
+    /// Asks for a run of `key` after a pause. Of several pauses the one that ends first counts: that run looks what is
+    /// still to be waited for.
     pub fn push_later(&self, key: &str, pause: Duration) {
-        if !self.state().later.insert(key.to_owned()) {
+        let due = Instant::now() + pause;
+        let mut state = self.state();
+        if state.later.get(key).is_some_and(|other| *other <= due) {
             return;
         }
+        state.later.insert(key.to_owned(), due);
+        drop(state);
         let (queue, key) = (self.clone(), key.to_owned());
         tokio::spawn(async move {
-            tokio::time::sleep(pause).await;
-            queue.state().later.remove(&key);
+            tokio::time::sleep_until(due).await;
+            let mut state = queue.state();
+            if state.later.get(&key) != Some(&due) {
+                return;
+            }
+            state.later.remove(&key);
+            drop(state);
             queue.push_again(&key);
         });
     }
@@ -180,6 +191,19 @@ fn jittered(pause: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Fails if a long pause swallows a shorter one, or if both bring a run.
+    #[tokio::test(start_paused = true)]
+    async fn the_pause_that_ends_first_counts() {
+        let queue = Queue::default();
+        queue.push_later("a", Duration::from_secs(1000));
+        queue.push_later("a", Duration::from_secs(1));
+        queue.push_later("a", Duration::from_secs(2));
+        assert_eq!(queue.next().await, "a");
+        queue.finish("a", Run::Done);
+        let next = tokio::time::timeout(Duration::from_secs(2000), queue.next());
+        assert!(next.await.is_err());
+    }
 
     // Fails if a key that is pushed many times before it runs would run many times.
     #[tokio::test]

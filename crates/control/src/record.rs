@@ -107,6 +107,7 @@ fn event(note: &Note, namespace: &str, host: &str) -> Event {
         Object::Attachment => ("trellis.dev/v1alpha1", "Attachment"),
         Object::Pool => ("trellis.dev/v1alpha1", "Pool"),
         Object::Pod => ("v1", "Pod"),
+        Object::Secret => ("v1", "Secret"),
     };
     Event {
         metadata: ObjectMeta {

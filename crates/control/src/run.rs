@@ -7,12 +7,13 @@ use kube::Client;
 use tokio::task::JoinSet;
 
 use crate::embedded;
-use crate::lease::{self, Terms};
+use crate::health;
+use crate::lease::{self, LeaseSettings};
 use crate::node::machine::Machine;
 use crate::node::{self, Agent, Complaints, Finisher, Ladders, Node, Secrets};
 use crate::pods;
 use crate::record::Recorder;
-use crate::volume;
+use crate::volume::{self, surroundings::Waits};
 use crate::world::{Sees, World};
 
 /// How many volumes are planned at the same time.
@@ -28,6 +29,8 @@ pub struct Settings {
     pub online_growth: bool,
     /// How often everything is looked at again although nothing changed.
     pub resync: Duration,
+    /// How long this node may be silent before it counts as lost, if it says that it is there.
+    pub lost_after: Duration,
 }
 
 /// Starts every room on the caches of `world`, which are still empty. The tasks run until the set is dropped. The call
@@ -40,6 +43,7 @@ pub async fn start(
     finisher: Arc<dyn Finisher>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
+    let _ = world.home.set(settings.node.clone());
     let recorder = listed(&client, &world, &Sees::Claims, &settings.node, &mut tasks).await;
     for _ in 0..PLANNERS {
         tasks.spawn(embedded::run(
@@ -49,6 +53,7 @@ pub async fn start(
             recorder.clone(),
         ));
     }
+    tasks.spawn(health::run(client.clone(), settings.node.clone()));
     tasks.spawn(pods::run(
         world.clone(),
         client.clone(),
@@ -71,7 +76,11 @@ pub async fn start_node(
     let mut tasks = JoinSet::new();
     let sees = Sees::Node(settings.node.clone());
     let recorder = listed(&client, &world, &sees, &settings.node, &mut tasks).await;
-    tasks.spawn(node::run_beat(client.clone(), settings.node.clone()));
+    tasks.spawn(node::run_beat(
+        client.clone(),
+        settings.node.clone(),
+        settings.lost_after,
+    ));
     let finisher = Arc::new(node::NoClaims);
     run_node(
         client, world, settings, machine, finisher, recorder, &mut tasks,
@@ -79,17 +88,17 @@ pub async fn start_node(
     tasks
 }
 
-/// Runs the volume room whenever the lease is ours, for ever. Every term begins with empty caches, so that reservations
+/// Runs the volume room whenever the lease is ours, for ever. Every tenure begins with empty caches, so that reservations
 /// are those of the stored objects.
-pub async fn run_volumes(client: Client, terms: Terms, resync: Duration) {
+pub async fn run_volumes(client: Client, settings: LeaseSettings, waits: Waits, resync: Duration) {
     loop {
-        let held = lease::acquire(&client, &terms).await;
-        tracing::info!(lease = terms.name, "this process plans the volumes now");
-        let term = async {
-            let world = Arc::new(World::new());
+        let held = lease::acquire(&client, &settings).await;
+        tracing::info!(lease = settings.name, "this process plans the volumes now");
+        let tenure = async {
+            let world = Arc::new(World::waiting(waits));
             let mut tasks = JoinSet::new();
             let sees = Sees::Volumes;
-            let recorder = listed(&client, &world, &sees, &terms.identity, &mut tasks).await;
+            let recorder = listed(&client, &world, &sees, &settings.identity, &mut tasks).await;
             for _ in 0..PLANNERS {
                 tasks.spawn(volume::reconcile::run(
                     world.clone(),
@@ -102,11 +111,11 @@ pub async fn run_volumes(client: Client, terms: Terms, resync: Duration) {
             while tasks.join_next().await.is_some() {}
         };
         tokio::select! {
-            () = lease::keep(&client, &terms, held) => {}
-            () = term => tracing::error!("the volume room has ended by itself"),
+            () = lease::keep(&client, &settings, held) => {}
+            () = tenure => tracing::error!("the volume room has ended by itself"),
         }
         tracing::warn!(
-            lease = terms.name,
+            lease = settings.name,
             "this process no longer plans the volumes"
         );
     }

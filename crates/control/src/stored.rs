@@ -209,11 +209,13 @@ impl StoredVolume {
         replicas.find_map(|replica| replica.status.as_ref()?.hold.clone())
     }
 
+    /// What holds a use. One that waits for its turn holds nothing: it begins at whatever size there is then.
     fn held_in_use(&self) -> Option<Hold> {
         self.attachments.iter().find_map(|each| {
             let status = each.status.as_ref()?;
             let of_rung = || status.rungs.iter().find_map(|rung| rung.hold.clone());
-            status.hold.clone().or_else(of_rung)
+            let hold = status.hold.clone().or_else(of_rung);
+            hold.filter(|hold| hold.reason != HoldReason::UsedElsewhere)
         })
     }
 

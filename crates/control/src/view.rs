@@ -28,6 +28,8 @@ pub struct View {
     pub wanted: bool,
     /// A persistent volume made by hand that the claim could have.
     pub offered: Option<Arc<PersistentVolume>>,
+    /// The node whose agent finishes claims that are used there alone: that of the embedded home.
+    pub home: Option<String>,
 }
 
 impl View {
@@ -73,6 +75,7 @@ impl View {
             stored,
             waiting,
             wanted,
+            home: world.home.get().cloned(),
         }
     }
 

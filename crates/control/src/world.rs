@@ -4,27 +4,30 @@
 //! Everything is keyed by the name of a volume. A claim without a volume already knows the name that its volume will
 //! have, so it has a key from the start.
 
+mod follow;
+mod notices;
+
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
-use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use trellis_api::kinds::{Attachment, Pool, Replica, RungStatus, Target, Volume};
+use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
 
-use crate::cache::{Cache, Changed};
+use self::follow::{
+    Follow, always, follow, keep_requester, never, volume_concerns_node, wish_changed,
+};
+use crate::cache::Cache;
 use crate::ledger::Ledger;
 use crate::metrics::Growths;
-use crate::pods;
 use crate::queue::Queue;
-use crate::volume::parts;
+use crate::volume::surroundings::Waits;
 
 /// How often everything is looked at again although nothing changed. Only a safety net: progress comes
 /// from events.
@@ -46,7 +49,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub enum Sees {
     /// Everything: our own kinds, and the claims, classes, persistent volumes and pods of the embedded home.
     Claims,
-    /// Our own kinds.
+    /// Our own kinds, and the nodes.
     Volumes,
     /// Our own kinds, and of the uses those on this node.
     Node(String),
@@ -62,6 +65,8 @@ pub struct World {
     pub classes: Cache<StorageClass>,
     /// Pods, for the claims they use.
     pub pods: Cache<Pod>,
+    /// Nodes.
+    pub nodes: Cache<Node>,
     /// Pools.
     pub pools: Cache<Pool>,
     /// Volumes.
@@ -85,6 +90,10 @@ pub struct World {
     pub plans: Queue,
     /// Volumes that this node has to look at.
     pub passes: Queue,
+    /// How long the volume room waits for what may pass.
+    pub waits: Waits,
+    /// The node of the embedded home, whose agent finishes claims.
+    pub home: OnceLock<String>,
 }
 
 /// The volume that a claim has, or will have.
@@ -137,6 +146,7 @@ impl World {
             persistent_volumes: Cache::new(|volume| Some(volume.name_any())),
             classes: Cache::new(|_| None),
             pods: Cache::new(|_| None),
+            nodes: Cache::new(|_| None),
             pools: Cache::new(|_| None),
             volumes: Cache::new(|volume| Some(volume.name_any())),
             targets: Cache::new(|target| Some(target.spec.volume.clone())),
@@ -149,6 +159,16 @@ impl World {
             pod_queue: Queue::default(),
             plans: Queue::default(),
             passes: Queue::default(),
+            waits: Waits::USUAL,
+            home: OnceLock::new(),
+        }
+    }
+
+    /// Empty caches of a process whose volume room waits as long as that.
+    pub fn waiting(waits: Waits) -> Self {
+        World {
+            waits,
+            ..World::new()
         }
     }
 
@@ -209,7 +229,11 @@ impl World {
             .noticed(World::note_replica));
         follow!(attachments: Attachment, Follow::of(World::keys_of_attachment, wish_changed)
             .noticed(World::note_attachment), uses);
-        if *sees != Sees::Claims {
+        if matches!(sees, Sees::Node(_)) {
+            return ready;
+        }
+        follow!(nodes: Node, Follow::of(|_, _| Vec::new(), never).noticed(World::note_node));
+        if *sees == Sees::Volumes {
             return ready;
         }
         follow!(claims: PersistentVolumeClaim, Follow::of(World::keys_of_claim, never).trimmed(keep_requester)
@@ -305,139 +329,6 @@ impl World {
         let concerned = attachments.iter().filter(|each| concerned(each));
         for key in concerned.flat_map(|each| self.keys_of_attachment(each)) {
             self.passes.push(&key);
-        }
-    }
-
-    /// Keeps the reservations right, and wakes whoever waited for the room that appeared.
-    pub(crate) fn note_replica(&self, change: &Changed<Replica>) {
-        if let (Some(old), Some(new)) = (&change.old, &change.new) {
-            // The target has to be told where its copies are.
-            let address = |replica: &Replica| Some(replica.status.as_ref()?.address.clone());
-            if address(old) != address(new) {
-                self.passes.push(&new.spec.volume);
-            }
-            let (old, new) = (&old.status, &new.status);
-            let old = old.as_ref().and_then(|status| status.rung.as_ref());
-            let new = new.as_ref().and_then(|status| status.rung.as_ref());
-            self.growths.note_rungs(old.as_slice(), new);
-        }
-        if let (None, Some(new)) = (&change.old, &change.new) {
-            self.note_taken_in(new);
-        }
-        let woken = self
-            .ledger
-            .note(change.old.as_deref(), change.new.as_deref());
-        woken.iter().for_each(|key| self.push(key));
-        if let (Some(old), None) = (&change.old, &change.new) {
-            self.look_whether_removable(&old.spec.pool);
-        }
-    }
-
-    /// A copy that nobody knew has an object now: its pool is looked at again.
-    fn note_taken_in(&self, replica: &Replica) {
-        let Some(pool) = self.pools.get("", &replica.spec.pool) else {
-            return;
-        };
-        let status = pool.status.as_ref();
-        if status.is_some_and(|status| status.unknown_count > 0) {
-            self.pool_queue.push(&pool.name_any());
-        }
-    }
-
-    /// A volume reserves room before its replica is stored, and releases it if the replica never will be.
-    pub(crate) fn note_volume(&self, change: &Changed<Volume>) {
-        self.growths.note_volume(change);
-        let either = change.new.as_ref().or(change.old.as_ref());
-        let Some(volume) = either else { return };
-        if change.new.is_some() && parts::was_served(volume) {
-            // Its copies are stored, each with its own reservation, and may be others by now than the first ones.
-            return;
-        }
-        let size = change.new.as_ref().map(|_| volume.spec.capacity);
-        for (replica, pool) in parts::reservations(volume) {
-            let woken = self.ledger.note_volume(&replica, &pool, size);
-            woken.iter().for_each(|key| self.push(key));
-            if size.is_none() {
-                self.look_whether_removable(&pool);
-            }
-        }
-    }
-
-    fn note_target(&self, change: &Changed<Target>) {
-        if let (Some(old), Some(new)) = (&change.old, &change.new) {
-            // A copy that does not count any more may go, wherever it is.
-            let members = |target: &Target| Some(target.status.as_ref()?.members.clone());
-            // What the target serves now, its copies on other nodes have now too: only these can measure it.
-            let served = |target: &Target| target.status.as_ref().and_then(|it| it.capacity);
-            let replicas = self.replicas.group(&new.spec.volume);
-            let has_others = replicas.iter().any(|it| it.spec.node != new.spec.node);
-            let is_news_elsewhere = has_others && served(old) != served(new);
-            if members(old) != members(new) || is_news_elsewhere {
-                self.passes.push(&new.spec.volume);
-            }
-            let (old, new) = (&old.status, &new.status);
-            let old = old.as_ref().and_then(|status| status.rung.as_ref());
-            let new = new.as_ref().and_then(|status| status.rung.as_ref());
-            self.growths.note_rungs(old.as_slice(), new);
-        }
-    }
-
-    /// Several uses on one node share their rungs, and each reports the same raise.
-    fn note_attachment(&self, change: &Changed<Attachment>) {
-        let (Some(old), Some(new)) = (&change.old, &change.new) else {
-            return;
-        };
-        let group = attachment_key(new).unwrap_or_default();
-        let others = self.attachments.group(&group);
-        let others = others
-            .iter()
-            .filter(|each| each.name_any() != new.name_any());
-        let known: Vec<&RungStatus> = others.chain([old]).flat_map(|each| rungs(each)).collect();
-        self.growths.note_rungs(&known, rungs(new));
-    }
-
-    /// A pod that waits is told why.
-    fn note_pod(&self, change: &Changed<Pod>) {
-        if let Some(pod) = change.new.as_ref().filter(|pod| pods::waits_untold(pod)) {
-            self.pod_queue.push(&pods::key(pod));
-        }
-    }
-
-    /// A pool whose spec changed is measured again; one that only reports its own measurement is not.
-    fn note_pool(&self, change: &Changed<Pool>) {
-        let Some(new) = &change.new else {
-            // Its directory is released.
-            let gone = change.old.as_ref();
-            gone.iter()
-                .for_each(|old| self.pool_queue.push(&old.name_any()));
-            return;
-        };
-        let same = change.old.as_ref().is_some_and(|old| {
-            old.spec == new.spec
-                && old.metadata.annotations == new.metadata.annotations
-                && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
-        });
-        if !same {
-            self.pool_queue.push(&new.name_any());
-        }
-        let ground = |pool: &Pool| {
-            let filesystem = pool.status.as_ref().and_then(|it| it.filesystem.clone());
-            (pool.spec.drain, filesystem)
-        };
-        if change.old.as_deref().map(ground) != Some(ground(new)) {
-            // Copies there move away, or are worth more or less than before.
-            let name = new.name_any();
-            let replicas = self.replicas.all();
-            let there = replicas.iter().filter(|each| each.spec.pool == name);
-            there.for_each(|each| self.push(&each.spec.volume));
-        }
-    }
-
-    /// A pool that is to be removed may go when nothing needs it any more.
-    fn look_whether_removable(&self, pool: &str) {
-        let pool = self.pools.get("", pool);
-        if let Some(pool) = pool.filter(|pool| pool.metadata.deletion_timestamp.is_some()) {
-            self.pool_queue.push(&pool.name_any());
         }
     }
 
@@ -540,137 +431,5 @@ impl World {
         let mut keys: Vec<String> = key.into_iter().chain(claim()).collect();
         keys.dedup();
         keys
-    }
-}
-
-fn rungs(attachment: &Attachment) -> &[RungStatus] {
-    let status = attachment.status.as_ref();
-    status.map_or(&[], |status| status.rungs.as_slice())
-}
-
-/// What is done with the events of one kind.
-struct Follow<K> {
-    /// The volumes that an object belongs to.
-    keys: fn(&World, &K) -> Vec<String>,
-    /// Whether the agent has to look, besides the planner.
-    concerns_node: fn(&Changed<K>) -> bool,
-    notice: fn(&World, &Changed<K>),
-    /// Removes what nobody here reads, before the object is kept.
-    trim: fn(&mut K),
-}
-
-impl<K: ResourceExt> Follow<K> {
-    fn of(keys: fn(&World, &K) -> Vec<String>, concerns_node: fn(&Changed<K>) -> bool) -> Self {
-        Follow {
-            keys,
-            concerns_node,
-            notice: |_, _| (),
-            trim: |object| object.managed_fields_mut().clear(),
-        }
-    }
-
-    fn trimmed(self, trim: fn(&mut K)) -> Self {
-        Follow { trim, ..self }
-    }
-
-    fn noticed(self, notice: fn(&World, &Changed<K>)) -> Self {
-        Follow { notice, ..self }
-    }
-}
-
-/// A claim's managed fields are needed for one question only: who asked for the present size.
-fn keep_requester(claim: &mut PersistentVolumeClaim) {
-    claim
-        .managed_fields_mut()
-        .retain(crate::claim::asks_for_size);
-    claim
-        .annotations_mut()
-        .remove("kubectl.kubernetes.io/last-applied-configuration");
-}
-
-fn always<K>(_: &Changed<K>) -> bool {
-    true
-}
-
-fn never<K>(_: &Changed<K>) -> bool {
-    false
-}
-
-/// Whether what is wanted of an object changed, and not only what is reported of it. The agent's own
-/// reports would otherwise send it to look again at what it has just looked at.
-fn wish_changed<K: ResourceExt>(change: &Changed<K>) -> bool {
-    let (Some(old), Some(new)) = (&change.old, &change.new) else {
-        return true;
-    };
-    let (old, new) = (old.meta(), new.meta());
-    old.generation != new.generation
-        || old.deletion_timestamp != new.deletion_timestamp
-        || old.finalizers != new.finalizers
-}
-
-/// A volume concerns the agent by what is wanted of it, and by a refusal, which shows on the layers that do not grow.
-fn volume_concerns_node(change: &Changed<Volume>) -> bool {
-    let refusal = |volume: &Volume| {
-        let status = volume.status.as_ref()?;
-        let is_refused = status.granted < Some(volume.spec.capacity);
-        status.hold.clone().filter(|_| is_refused)
-    };
-    let differs = match (&change.old, &change.new) {
-        (Some(old), Some(new)) => refusal(old) != refusal(new),
-        _ => true,
-    };
-    differs || wish_changed(change)
-}
-
-/// Follows one kind for ever, feeding its cache and pushing the keys of what changed.
-async fn follow<K>(
-    api: Api<K>,
-    config: watcher::Config,
-    world: Arc<World>,
-    cache: fn(&World) -> &Cache<K>,
-    kind: Follow<K>,
-    ready: watch::Sender<bool>,
-) where
-    K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
-{
-    let mut events = watcher(api, config)
-        .default_backoff()
-        .modify(kind.trim)
-        .boxed();
-    loop {
-        let event = match events.try_next().await {
-            Ok(Some(event)) => event,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::debug!(%error, "a watch was interrupted and goes on");
-                continue;
-            }
-        };
-        let listed = matches!(event, watcher::Event::InitDone);
-        for change in cache(&world).apply(event) {
-            (kind.notice)(&world, &change);
-            let both = change.old.iter().chain(&change.new);
-            let mut touched: Vec<String> = both
-                .flat_map(|object| (kind.keys)(&world, object))
-                .collect();
-            touched.sort_unstable();
-            touched.dedup();
-            let concerns_node = (kind.concerns_node)(&change);
-            tracing::trace!(
-                ?touched,
-                concerns_node,
-                kind = std::any::type_name::<K>(),
-                "event"
-            );
-            for key in &touched {
-                if concerns_node {
-                    world.passes.push(key);
-                }
-                world.plans.push(key);
-            }
-        }
-        if listed {
-            ready.send_replace(true);
-        }
     }
 }

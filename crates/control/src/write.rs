@@ -4,7 +4,7 @@
 //! the store.
 
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective,
 };
@@ -53,6 +53,8 @@ pub enum Object {
     Pool,
     /// `Pod`; only its conditions are written.
     Pod,
+    /// `Secret`; only the node that may read it is written.
+    Secret,
 }
 
 impl Object {
@@ -66,6 +68,7 @@ impl Object {
             Object::Attachment => ApiResource::erase::<Attachment>(&()),
             Object::Pool => ApiResource::erase::<Pool>(&()),
             Object::Pod => ApiResource::erase::<Pod>(&()),
+            Object::Secret => ApiResource::erase::<Secret>(&()),
         }
     }
 }
@@ -73,7 +76,10 @@ impl Object {
 impl Object {
     /// Whether it is one of Kubernetes' own kinds, which know how to merge lists.
     pub fn is_core(self) -> bool {
-        matches!(self, Object::Claim | Object::PersistentVolume | Object::Pod)
+        matches!(
+            self,
+            Object::Claim | Object::PersistentVolume | Object::Pod | Object::Secret
+        )
     }
 }
 
@@ -160,6 +166,7 @@ pub async fn send(client: &Client, by: Manager, writes: &[Write]) -> Vec<Written
 }
 
 async fn send_one(client: &Client, by: Manager, write: &Write) -> Written {
+    tracing::trace!(by = by.name(), ?write, "write");
     let params = PatchParams {
         field_manager: Some(by.name().to_owned()),
         // The compiler has checked what we send; the server need not look for unknown fields.

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -12,8 +13,9 @@ use tokio::task::JoinHandle;
 use trellis_api::Bytes;
 use trellis_api::kinds::{Pool, Replica, Target, Volume};
 use trellis_apiserver::EmbeddedApi;
-use trellis_control::lease::{self, Terms};
+use trellis_control::lease::{self, LeaseSettings};
 use trellis_control::run::run_volumes;
+use trellis_control::volume::surroundings::Waits;
 
 /// How long anything may take that takes milliseconds, or the time of a lease.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -35,6 +37,9 @@ impl Home {
             "apiVersion": "trellis.dev/v1alpha1", "kind": "Pool", "metadata": { "name": "p" },
             "spec": { "node": "n", "path": "/p", "overcommitPercent": 100 },
         });
+        let node = serde_json::from_value(json!({ "metadata": { "name": "n" } })).unwrap();
+        let nodes = Api::<Node>::all(home.client());
+        nodes.create(&PostParams::default(), &node).await.unwrap();
         let pools = Api::<Pool>::all(home.client());
         let pool = serde_json::from_value(pool).unwrap();
         pools.create(&PostParams::default(), &pool).await.unwrap();
@@ -57,8 +62,8 @@ impl Home {
         self.api.client()
     }
 
-    fn terms(&self, identity: &str) -> Terms {
-        Terms {
+    fn settings(&self, identity: &str) -> LeaseSettings {
+        LeaseSettings {
             namespace: "default".to_owned(),
             name: "volumes".to_owned(),
             identity: identity.to_owned(),
@@ -67,7 +72,12 @@ impl Home {
     }
 
     fn controller(&self, identity: &str) -> JoinHandle<()> {
-        tokio::spawn(run_volumes(self.client(), self.terms(identity), NEVER))
+        tokio::spawn(run_volumes(
+            self.client(),
+            self.settings(identity),
+            Waits::USUAL,
+            NEVER,
+        ))
     }
 
     async fn holder(&self) -> Option<String> {
@@ -180,15 +190,15 @@ async fn a_volume_is_planned_without_a_claim_and_by_the_next_controller() {
 async fn a_lease_has_one_holder() {
     let home = Home::with_pool().await;
     let client = home.client();
-    let held = lease::acquire(&client, &home.terms("first")).await;
+    let held = lease::acquire(&client, &home.settings("first")).await;
     let kept = tokio::spawn({
-        let (client, terms) = (client.clone(), home.terms("first"));
-        async move { lease::keep(&client, &terms, held).await }
+        let (client, settings) = (client.clone(), home.settings("first"));
+        async move { lease::keep(&client, &settings, held).await }
     });
-    let other = home.terms("second");
+    let other = home.settings("second");
     let waits = tokio::time::timeout(LASTS * 3, lease::acquire(&client, &other));
     assert!(waits.await.is_err(), "a lease that is renewed was taken");
-    lease::take_for_good(&client, &home.terms("owner"))
+    lease::take_for_good(&client, &home.settings("owner"))
         .await
         .unwrap();
     tokio::time::timeout(PATIENCE, kept).await.unwrap().unwrap();
@@ -197,7 +207,9 @@ async fn a_lease_has_one_holder() {
         waits.await.is_err(),
         "a lease that is held for good was taken"
     );
-    lease::release(&client, &home.terms("owner")).await.unwrap();
+    lease::release(&client, &home.settings("owner"))
+        .await
+        .unwrap();
     lease::acquire(&client, &other).await;
     assert_eq!(home.holder().await.as_deref(), Some("second"));
 }

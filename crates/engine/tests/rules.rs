@@ -6,7 +6,7 @@ mod puppet;
 
 use bytes::Bytes;
 use puppet::{PROMISE, Stage, is_flush, replica};
-use trellis_engine::coordinator::{Effect, Event, IoError, IoOp};
+use trellis_engine::coordinator::{Effect, Event, IoError, IoOp, Limits};
 use trellis_engine::proto::{
     Answer, Content, EntryOp, Epoch, Promise, ReadFault, Region, RegionState, ReplicaId, Request,
 };
@@ -563,4 +563,53 @@ fn a_full_replica_goes_only_when_another_one_is_full_and_is_needed_until_that_is
         flush_all(&mut stage, number);
     }
     assert!(stage.coordinator.status().leaving.is_empty());
+}
+
+/// How many regions a scrub compares in a second, while a client always has a request or never has one.
+fn compared_in_a_second(is_busy: bool) -> u64 {
+    const STEP_MS: u64 = 10;
+    let mut stage = Stage::serving(3, 512 * MIB);
+    for number in 0..3_u64 {
+        let replica = replica(u128::from(number));
+        let session = number + 1;
+        stage.tell(Event::Verifies { replica, session });
+    }
+    stage.tell(Event::Scrub);
+    let mut compared = 0;
+    for step in 0..1_000 / STEP_MS {
+        if is_busy {
+            stage.io(step, READ);
+        }
+        stage.wait(STEP_MS);
+        // What was asked is answered at once, and what is asked then as well.
+        while (0..3).any(|number| stage.asked.contains_key(&replica(number))) {
+            for number in 0..3 {
+                for request in stage.take(number) {
+                    match request {
+                        Request::Verify { tag, .. } => {
+                            compared += u64::from(number == 0);
+                            let (digest, bad) = (1, Vec::new());
+                            stage.answer(number, Answer::Verified { tag, digest, bad });
+                        }
+                        Request::Read { tag, .. } => {
+                            let result = Ok(page(7));
+                            stage.answer(number, Answer::Read { tag, result });
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        }
+    }
+    compared
+}
+
+#[test]
+fn a_scrub_keeps_to_its_budget_and_leaves_most_of_it_to_clients() {
+    // Fails if a scrub takes all that the disks can give, or goes on as fast when clients ask for something.
+    let budget = Limits::default().scrub_bytes_per_second / MIB;
+    // The last region may not be paid for in full.
+    let (idle, busy) = (compared_in_a_second(false), compared_in_a_second(true));
+    assert!((budget - 1..=budget).contains(&idle), "{idle}");
+    assert!((budget / 4 - 1..=budget / 4).contains(&busy), "{busy}");
 }

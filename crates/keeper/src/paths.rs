@@ -55,6 +55,11 @@ impl RunDir {
         self.0.join("target-secret")
     }
 
+    /// The term of another target that the copies have followed instead of the one here.
+    pub fn outbid(&self) -> PathBuf {
+        self.0.join("outbid")
+    }
+
     /// When the copies were last compared with the sums of their blocks, and what was found.
     pub fn scrubbed(&self) -> PathBuf {
         self.0.join("scrubbed")

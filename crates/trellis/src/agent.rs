@@ -41,9 +41,10 @@ pub fn defaults(node: &str, pool: &Path) -> Defaults {
 }
 
 /// What the node room starts with.
-pub fn settings(node: &str, agent: &AgentArgs) -> Settings {
+pub fn settings(node: &str, agent: &AgentArgs, lost_after: Duration) -> Settings {
     Settings {
         node: node.to_owned(),
+        lost_after,
         online_growth: agent.online_growth,
         resync: Duration::from_secs(agent.resync_seconds),
     }

@@ -342,6 +342,11 @@ pub fn held(view: &View) -> Option<Held> {
         );
         return Some(Held::new(None, Hold::new(HoldReason::InUse, message)));
     }
+    let lost = || {
+        let hold = view.stored.volume.as_ref()?.status.as_ref()?.hold.clone();
+        let hold = hold.filter(|hold| hold.reason == HoldReason::NodeLost)?;
+        Some(Held::new(None, hold))
+    };
     let unprovisioned = || condition(claim, status::HELD).map(|hold| Held::new(None, hold));
     let on_rung = || {
         let rungs = ladder::rungs(view);
@@ -372,6 +377,7 @@ pub fn held(view: &View) -> Option<Held> {
         Some(Held::new(Some(Rung::Filesystem), hold))
     };
     unprovisioned()
+        .or_else(lost)
         .or_else(inside)
         .or_else(target)
         .or_else(on_rung)

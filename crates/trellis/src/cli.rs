@@ -6,12 +6,16 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use trellis_api::quantity::Growth;
+use trellis_control::volume::surroundings::Waits;
 use trellis_control::world::RESYNC;
 
 use crate::serve::{Keeper, ServeReplica, ServeTarget};
 
 /// Where a service keeps everything unless it is told otherwise.
 pub const DATA_DEFAULT: &str = "/var/lib/trellis";
+
+/// The shortest time after which a node may count as lost: its lease is renewed four times in it.
+const LOST_AFTER_MIN: Duration = Duration::from_secs(2);
 
 /// Volumes that grow while they are in use.
 #[derive(Debug, Parser)]
@@ -158,6 +162,8 @@ pub struct Up {
     pub node: Option<String>,
     #[command(flatten)]
     pub agent: AgentArgs,
+    #[command(flatten)]
+    pub waits: WaitArgs,
     /// Serve metrics for Prometheus at this address (plain HTTP, /metrics); port 0 takes a free one
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<std::net::SocketAddr>,
@@ -169,9 +175,33 @@ pub struct Up {
     pub certificate_life: Duration,
 }
 
+/// How long the volume room waits for what may pass.
+#[derive(Args, Debug)]
+pub struct WaitArgs {
+    /// How long a node may be lost before the copies on it are made anew on others
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    pub copy_lost_after: Duration,
+    /// How long nobody may use a volume of several copies before the process that serves it ends; it is started again
+    /// when somebody does
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub target_rests_after: Duration,
+}
+
+impl WaitArgs {
+    /// The same for the volume room.
+    pub fn waits(&self) -> Waits {
+        Waits {
+            copy_lost: self.copy_lost_after,
+            rest: self.target_rests_after,
+        }
+    }
+}
+
 /// `trellis controller`
 #[derive(Args, Debug)]
 pub struct Controller {
+    #[command(flatten)]
+    pub waits: WaitArgs,
     /// How long the planning controller may be silent before another one takes over, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=600))]
     pub lease_seconds: u64,
@@ -183,6 +213,9 @@ pub struct Controller {
 /// `trellis node run`
 #[derive(Args, Debug)]
 pub struct NodeRun {
+    /// How long this node may be silent before it counts as lost and others take over its volumes
+    #[arg(long, value_name = "TIME", default_value = "40s", value_parser = parse_lost_after)]
+    pub lost_after: Duration,
     /// The kubeconfig that `trellis node add` has written for this node
     #[arg(long, value_name = "KUBECONFIG")]
     pub join: PathBuf,
@@ -508,6 +541,19 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     millis
         .map(Duration::from_millis)
         .ok_or_else(|| format!("{text:?} is too long a time"))
+}
+
+/// How long a node may be silent: its lease counts in whole seconds.
+fn parse_lost_after(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    let is_whole = time.subsec_nanos() == 0;
+    if !is_whole || time < LOST_AFTER_MIN {
+        return Err(format!(
+            "{text:?} is not a number of seconds from {} on",
+            LOST_AFTER_MIN.as_secs()
+        ));
+    }
+    Ok(time)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use trellis_api::kinds::SYSTEM_NAMESPACE;
-use trellis_control::lease::{self, Terms, VOLUMES_LEASE};
+use trellis_control::lease::{self, LeaseSettings, VOLUMES_LEASE};
 use trellis_control::run::run_volumes;
 
 use crate::cli::{Controller, Global};
@@ -18,7 +18,7 @@ pub async fn run(global: &Global, verb: &Controller) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be heard")?;
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be heard")?;
     let service = connect(global).await?;
-    let terms = Terms {
+    let settings = LeaseSettings {
         namespace: SYSTEM_NAMESPACE.to_owned(),
         name: VOLUMES_LEASE.to_owned(),
         identity: format!("{}-{}", host_name(), std::process::id()),
@@ -32,9 +32,9 @@ pub async fn run(global: &Global, verb: &Controller) -> anyhow::Result<()> {
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
-        () = run_volumes(service.client.clone(), terms.clone(), resync) => {}
+        () = run_volumes(service.client.clone(), settings.clone(), verb.waits.waits(), resync) => {}
     }
-    lease::release(&service.client, &terms)
+    lease::release(&service.client, &settings)
         .await
         .context("the lease could not be given up; the next controller waits until it ends")
 }

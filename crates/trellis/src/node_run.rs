@@ -47,7 +47,7 @@ pub async fn run(global: &Global, verb: &NodeRun) -> anyhow::Result<()> {
     let mut tasks = run::start_node(
         client.clone(),
         world.clone(),
-        agent::settings(&node, &verb.agent),
+        agent::settings(&node, &verb.agent, verb.lost_after),
         Machine::of(machine.clone()),
     )
     .await;

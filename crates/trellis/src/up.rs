@@ -20,6 +20,7 @@ use trellis_apiserver::{EmbeddedApi, kubeconfig, listen};
 use trellis_control::bootstrap::bootstrap;
 use trellis_control::certificates::Signer;
 use trellis_control::claim::finish::Claims;
+use trellis_control::node::LOST_AFTER;
 use trellis_control::node::machine::Machine;
 use trellis_control::run;
 use trellis_control::world::World;
@@ -173,11 +174,11 @@ async fn start(
         .context("the first objects cannot be stored")?;
     let links = Links::new(data, node, up.link_address);
     let machine = agent::machine(data, links, &up.agent)?;
-    let world = Arc::new(World::new());
+    let world = Arc::new(World::waiting(up.waits.waits()));
     let mut tasks = run::start(
         api.client(),
         world.clone(),
-        agent::settings(node, &up.agent),
+        agent::settings(node, &up.agent, LOST_AFTER),
         Machine::of(machine.clone()),
         Arc::new(Claims(world.clone())),
     )

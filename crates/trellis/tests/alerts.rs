@@ -11,6 +11,10 @@ fn rules() -> PathBuf {
     Path::new(ROOT).join("examples/prometheus/alerts.yaml")
 }
 
+fn cases() -> PathBuf {
+    Path::new(ROOT).join("crates/trellis/tests/alerts/cases.yaml")
+}
+
 fn promtool(arguments: &[&str], file: &Path) {
     let output = Command::new("promtool").args(arguments).arg(file).output();
     let output = output.expect("promtool is installed by `make setup`");
@@ -27,11 +31,27 @@ fn promtool(arguments: &[&str], file: &Path) {
 fn the_alerts_fire_when_they_should() {
     promtool(&["check", "rules"], &rules());
     let directory = tempfile::tempdir().unwrap();
-    let cases = Path::new(ROOT).join("crates/trellis/tests/alerts/cases.yaml");
     std::fs::copy(rules(), directory.path().join("alerts.yaml")).unwrap();
     let played = directory.path().join("cases.yaml");
-    std::fs::copy(cases, &played).unwrap();
+    std::fs::copy(cases(), &played).unwrap();
     promtool(&["test", "rules"], &played);
+}
+
+// Fails if there is an alert that no case expects: nobody would know whether it ever comes.
+#[test]
+fn every_alert_comes_in_some_case() {
+    let text = std::fs::read_to_string(rules()).unwrap();
+    let alerts = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let alerts: Vec<&str> = alerts.collect();
+    let played = std::fs::read_to_string(cases()).unwrap();
+    assert!(alerts.len() >= 14, "{alerts:?}");
+    for alert in alerts {
+        // Only what a case expects has this label in single quotes.
+        let expected = format!("- labels: '{{alertname=\"{alert}\"");
+        assert!(played.contains(&expected), "no case for {alert}");
+    }
 }
 
 /// The names of metrics in a text.

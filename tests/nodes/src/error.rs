@@ -50,6 +50,12 @@ pub enum Error {
         /// The port.
         device: String,
     },
+    /// Something did not come about in time.
+    #[error("gave up waiting: {what}")]
+    Never {
+        /// What, and how things stand.
+        what: String,
+    },
     /// No node has that name.
     #[error("there is no node {name}")]
     NoNode {

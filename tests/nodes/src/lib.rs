@@ -20,6 +20,7 @@
 //! devices, namespaces and files. What an aborted process left behind is removed by the next one that makes a network
 //! ([`leftovers`]): names carry the process that made them and when it began.
 
+pub mod cluster;
 pub mod error;
 mod ip;
 pub mod leftovers;
@@ -29,5 +30,6 @@ pub mod network;
 pub mod program;
 pub mod service;
 mod wire;
+pub mod writer;
 
 pub use error::{Error, Result};

@@ -18,7 +18,7 @@ use crate::network::{address, switch};
 
 /// How large the filesystem of a node's own directory may grow, in the words of tmpfs.
 const DIRECTORY_SIZE: &str = "4g";
-/// How long processes may take to stop: one that waits in the kernel stops when it is through.
+/// How long processes may take to stop.
 const FREEZE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// A node.
@@ -154,7 +154,12 @@ impl Machine {
     pub fn freeze(&self) -> Result<()> {
         let deadline = Instant::now() + FREEZE_TIME_MAX;
         loop {
-            let running: Vec<Pid> = self.processes().into_iter().filter(is_running).collect();
+            let processes = self.processes();
+            for pid in &processes {
+                // It may have ended by itself.
+                let _ = kill_process(*pid, Signal::STOP);
+            }
+            let running: Vec<Pid> = processes.into_iter().filter(is_running).collect();
             if running.is_empty() {
                 return Ok(());
             }
@@ -167,10 +172,6 @@ impl Machine {
                         .collect(),
                     state: "running",
                 });
-            }
-            for pid in running {
-                // It may have ended by itself.
-                let _ = kill_process(pid, Signal::STOP);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -190,10 +191,11 @@ impl Machine {
     }
 }
 
-/// Whether a process is neither stopped nor ended.
+/// Whether a process is neither stopped nor ended. One that waits in the kernel for a volume, and was told to stop, does
+/// nothing before it stops.
 fn is_running(pid: &Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let stat = stat.unwrap_or_default();
     let state = stat.rsplit(") ").next().unwrap_or_default();
-    !state.is_empty() && !state.starts_with(['T', 't', 'Z', 'X'])
+    !state.is_empty() && !state.starts_with(['T', 't', 'Z', 'X', 'D'])
 }

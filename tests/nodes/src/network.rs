@@ -43,7 +43,7 @@ impl Network {
     }
 
     /// Lets the nodes stay when this process ends.
-    pub fn leave(mut self) {
+    pub fn stay(&mut self) {
         self.stays = true;
     }
 

@@ -25,12 +25,36 @@ use super::statistics::{Times, millis};
 const FIRST: Bytes = Bytes::gib(1);
 const BY: Bytes = Bytes::mib(8);
 
-/// Runs `growths` growths in a directory below `below`, each followed by a bare one.
-pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> anyhow::Result<()> {
+/// What grows.
+pub struct Growing<'a> {
+    /// Where.
+    pub below: &'a Path,
+    /// The filesystem.
+    pub kind: &'a str,
+    /// How many copies the claim has.
+    pub copies: usize,
+}
+
+/// Runs `growths` growths, each followed by a bare one.
+pub async fn run(binary: &Path, what: &Growing<'_>, growths: usize) -> anyhow::Result<()> {
+    let Growing {
+        below,
+        kind,
+        copies,
+    } = *what;
     let service = Service::start(binary, below)?;
     let client = service.client().await?;
     let claims = Api::<PersistentVolumeClaim>::default_namespaced(client.clone());
-    make_claim(&client, &claims, kind).await?;
+    for copy in 0..copies {
+        let (name, path) = (
+            format!("pool-{copy}"),
+            service.path(&format!("pool-{copy}")),
+        );
+        std::fs::create_dir(&path)?;
+        let path = path.to_str().context("a plain path")?;
+        service.verb(binary, &["pool", "add", &name, path])?;
+    }
+    make_claim(&client, &claims, kind, copies).await?;
     let mount = service.path("mnt");
     service.verb(
         binary,
@@ -78,7 +102,8 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
     let flushes = after.flushes - before.flushes;
     let each = after.in_flushes.saturating_sub(before.in_flushes) / u32::try_from(flushes.max(1))?;
     println!(
-        "growth of a mounted {kind} below {}, {growths} times by {BY}",
+        "growth of a mounted {kind} with {copies} {} below {}, {growths} times by {BY}",
+        if copies == 1 { "copy" } else { "copies" },
         below.display()
     );
     println!("  {:<30} {:>9}  {:>9}", "", "median", "p99");
@@ -112,7 +137,7 @@ pub async fn run(binary: &Path, below: &Path, kind: &str, growths: usize) -> any
     let at = |index: usize| in_a_row.get(index).copied().unwrap_or_default();
     println!(
         "  flushes from the one with the request to the one with the claim done, both counted: median {}, most {}; \
-         and 1 sync of the replica\n",
+         and 1 sync of each copy\n",
         at(in_a_row.len() / 2),
         at(in_a_row.len().saturating_sub(1)),
     );
@@ -132,12 +157,15 @@ async fn make_claim(
     client: &Client,
     claims: &Api<PersistentVolumeClaim>,
     kind: &str,
+    copies: usize,
 ) -> anyhow::Result<()> {
     let class: k8s_openapi::api::storage::v1::StorageClass = serde_json::from_value(json!({
         "metadata": { "name": "bench" },
         "provisioner": "trellis.dev",
         "allowVolumeExpansion": true,
-        "parameters": { "csi.storage.k8s.io/fstype": kind },
+        "parameters": {
+            "csi.storage.k8s.io/fstype": kind, "replicas": copies.to_string(), "allowSharedDisk": "true",
+        },
     }))?;
     Api::all(client.clone())
         .create(&PostParams::default(), &class)

@@ -30,6 +30,9 @@ pub enum Bench {
         /// The filesystem
         #[arg(long, default_value = "xfs")]
         filesystem: String,
+        /// How many copies; one and three, one after the other, if not given
+        #[arg(long)]
+        copies: Option<usize>,
     },
     /// Many claims: created, bound, all grown at once; memory, and CPU when idle
     Claims {
@@ -77,11 +80,19 @@ pub fn run(bench: Bench) -> anyhow::Result<()> {
             growths,
             directory,
             filesystem,
+            copies,
         } => {
             let (binary, runtime) = (build()?, runtime()?);
             let both = || vec![PathBuf::from("/dev/shm"), PathBuf::from("/var/tmp")];
             for directory in directory.map_or_else(both, |one| vec![one]) {
-                runtime.block_on(grow::run(&binary, &directory, &filesystem, growths))?;
+                for copies in copies.map_or_else(|| vec![1, 3], |one| vec![one]) {
+                    let what = grow::Growing {
+                        below: &directory,
+                        kind: &filesystem,
+                        copies,
+                    };
+                    runtime.block_on(grow::run(&binary, &what, growths))?;
+                }
             }
             rungs(&binary)
         }

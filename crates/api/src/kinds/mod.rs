@@ -23,7 +23,8 @@ pub use recovery::{Recovery, RecoveryRecord};
 pub use replica::{Content, EMPTY_CONTENT, Replica, ReplicaPhase, ReplicaSpec, ReplicaStatus};
 pub use rung::{Raised, RungStatus};
 pub use target::{
-    CopiesWanted, Members, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec, TargetStatus,
+    CopiesWanted, Members, RESTING, ReplicaSeen, ReplicaState, ScrubSeen, Target, TargetSpec,
+    TargetStatus,
 };
 pub use volume::{
     COPIES_HELD, ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult,
@@ -47,6 +48,10 @@ pub const AUTHORITY: &str = "trellis-authority";
 pub const AUTHORITY_ENTRY: &str = "ca.crt";
 /// The type of the Secret there that has what initiators of a volume must know.
 pub const CHAP_SECRET: &str = "trellis.dev/chap";
+/// The name of that Secret of a volume.
+pub fn chap_secret_name(volume: &str) -> String {
+    format!("{volume}-chap")
+}
 /// The label by which a Target or Replica names its volume.
 pub const VOLUME_LABEL: &str = "trellis.dev/volume";
 /// The finalizer that keeps a Replica until its files are gone.

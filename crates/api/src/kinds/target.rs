@@ -27,13 +27,23 @@ use crate::{Bytes, Hold};
 pub struct TargetSpec {
     /// The volume it serves.
     pub volume: String,
-    /// The node that runs it.
+    /// The node that runs it: that of its user.
     pub node: String,
+    /// Counts the nodes to which it was given. Copies that have heard of a later term refuse a target of an earlier one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub term: u32,
+    /// Nobody uses the volume and nothing is to be done for it, so that it does not run.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rests: bool,
     /// The size it shall serve.
     pub capacity: Bytes,
     /// The copies that are asked for. Which of them count, the target agrees with them: it sees how they are.
     #[serde(default)]
     pub copies: CopiesWanted,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The copies that are asked for.
@@ -48,10 +58,19 @@ pub struct CopiesWanted {
     pub staying: Vec<String>,
 }
 
+/// The reason of the condition `Available` of a target that rests.
+pub const RESTING: &str = "Resting";
+
 /// What its node found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetStatus {
+    /// The wishes that this answers: the object's generation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The term that copies were found to have promised, if it is later than that of this target. It gets one above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outbid: Option<u32>,
     /// The size it serves, measured through the data path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Bytes>,
@@ -64,6 +83,9 @@ pub struct TargetStatus {
     /// Where it is served by iSCSI: address and port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub portal: Option<String>,
+    /// How many initiators are logged in there.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sessions: u32,
     /// Who the copies are that count, as the target has agreed with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<Members>,

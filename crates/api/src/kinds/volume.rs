@@ -294,6 +294,10 @@ pub struct VolumeStatus {
     /// and never a reason to format it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub formatted: bool,
+    /// Since when nobody uses it and there is nothing to do for it, if it has several copies. Its target rests after a
+    /// while.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_since: Option<MicroTime>,
     /// What keeps it from its goal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,

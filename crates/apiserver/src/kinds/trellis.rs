@@ -109,9 +109,24 @@ pub(super) fn target() -> Kind {
     };
     Kind {
         selectable_fields: &["spec.node"],
-        validate: |change| frozen(change, |field| !matches!(field, "capacity" | "copies")),
+        validate: |change| {
+            let mut errors = frozen(change, |field| matches!(field, "volume"));
+            errors.extend(earlier_term(change));
+            errors
+        },
         ..custom::<Target>(names, columns::TARGET)
     }
+}
+
+/// A target that could go back to an earlier term would be refused by its copies for ever.
+fn earlier_term(change: Change<'_>) -> Option<FieldError> {
+    let term = |object| at(object, "/spec/term").and_then(Value::as_u64);
+    let (old, new) = (
+        term(change.old?).unwrap_or(0),
+        term(change.new).unwrap_or(0),
+    );
+    let value = Value::from(new);
+    (new < old).then(|| FieldError::invalid("spec.term", &value, "may only rise"))
 }
 
 pub(super) fn replica() -> Kind {

@@ -36,9 +36,9 @@ fn cases() -> Vec<Case> {
         Case {
             collection: format!("{GROUP}/targets"),
             kind: "Target",
-            spec: json!({ "volume": "v", "node": "n", "capacity": "1Gi" }),
-            refused: json!({ "volume": "w", "node": "m" }),
-            accepted: json!({ "capacity": "2Gi" }),
+            spec: json!({ "volume": "v", "node": "n", "term": 3, "capacity": "1Gi" }),
+            refused: json!({ "volume": "w" }),
+            accepted: json!({ "capacity": "2Gi", "node": "m", "term": 4, "rests": true }),
         },
         Case {
             collection: format!("{GROUP}/replicas"),
@@ -110,6 +110,20 @@ async fn what_something_was_made_after_does_not_change() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_term_only_rises() {
+    // Fails if a target can be given a term that its copies have left behind.
+    let server = Server::new();
+    let targets = format!("{GROUP}/targets");
+    let spec = json!({ "volume": "v", "node": "n", "term": 3, "capacity": "1Gi" });
+    let object = json!({ "metadata": { "name": "x" }, "spec": spec });
+    server.post(&targets, object).await.expect(201);
+    let message = "Target.trellis.dev \"x\" is invalid: spec.term: Invalid value: 2: may only rise";
+    let change = json!({ "spec": { "term": 2 } });
+    let answer = server.patch(&format!("{targets}/x"), MERGE, change).await;
+    answer.refused(422, "Invalid", message);
 }
 
 #[tokio::test]

@@ -171,11 +171,12 @@ fn of_size(
     }
 }
 
-/// Whether the one node that uses the volume reports how it grows. It does so with what it has just measured.
+/// Whether the volume is used on the node of the home alone. That node reports how it grows, with what it has just
+/// measured; no other node writes a claim.
 fn is_left_to_node(view: &View) -> bool {
-    let mut nodes = view.stored.branches().map(|(each, _)| &each.spec.node);
-    let first = nodes.next();
-    first.is_some() && nodes.all(|node| Some(node) == first)
+    let nodes = view.stored.branches().map(|(each, _)| &each.spec.node);
+    let mut nodes = nodes.peekable();
+    nodes.peek().is_some() && nodes.all(|node| Some(node) == view.home.as_ref())
 }
 
 /// Every use has the size: the claim has it.

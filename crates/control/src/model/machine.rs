@@ -236,7 +236,18 @@ impl Copies for Model {
             let mistake = format!("{} was removed while it was in use", place.name);
             state.mistakes.push(mistake);
         }
-        if state.targets.values().any(|target| target.counts(&copy.id)) {
+        let of_volume = |name: &String| {
+            name.rsplit_once('-')
+                .is_some_and(|(of, _)| of == place.volume)
+        };
+        let has_others = state.replicas.keys().any(of_volume);
+        if !has_others && !state.has_target(&place.volume) {
+            // Who counts is known by the copies alone.
+            state.targets.remove(&place.volume);
+        }
+        // With its volume every copy goes.
+        let is_of_volume = place.about.is_some();
+        if is_of_volume && state.targets.values().any(|target| target.counts(&copy.id)) {
             let mistake = format!("{} was removed while it counted", place.name);
             state.mistakes.push(mistake);
         }
@@ -278,6 +289,20 @@ impl Copies for Model {
 
     fn raise_target(&self, target: &TargetPlace, to: Bytes) -> Result<(), Hold> {
         self.state().raise_target(target, to)
+    }
+
+    fn has_target(&self, volume: &str) -> bool {
+        self.state().has_target(volume)
+    }
+
+    fn abandon_target(&self, volume: &str) -> Result<(), Hold> {
+        let mistake = format!("{volume} was taken from its users, and there is one node");
+        self.state().mistakes.push(mistake);
+        Ok(())
+    }
+
+    fn outbid(&self, _: &str) -> Option<u32> {
+        None
     }
 
     fn retire_target(&self, volume: &str) -> Result<(), Hold> {

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{self, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
 use kube::runtime::watcher;
@@ -29,8 +30,10 @@ use crate::node::report::{early_writes, replica_writes, use_writes};
 use crate::node::work::work;
 use crate::stored::now;
 use crate::view::View;
+use crate::volume::nodes::Nodes;
 use crate::volume::parts;
 use crate::volume::rooms::Pools;
+use crate::volume::surroundings::{Surroundings, Waits};
 use crate::world::{World, attachment_key, volume_name};
 use crate::write::{Object, Place, Write, Written};
 
@@ -133,11 +136,25 @@ pub struct Simulation {
     looks: BTreeMap<String, View>,
 }
 
+/// Caches that know the only node. A target rests as soon as it can, so that histories come across that.
+fn new_world() -> World {
+    let waits = Waits {
+        rest: Duration::ZERO,
+        ..Waits::USUAL
+    };
+    let world = World::waiting(waits);
+    let mut node = v1::Node::default();
+    node.metadata.name = Some(NODE.to_owned());
+    world.nodes.apply(watcher::Event::Apply(node));
+    let _ = world.home.set(NODE.to_owned());
+    world
+}
+
 impl Simulation {
     pub fn new() -> Self {
         let mut simulation = Simulation {
             store: Store::default(),
-            world: World::new(),
+            world: new_world(),
             machine: Arc::default(),
             plans: BTreeMap::new(),
             looks: BTreeMap::new(),
@@ -417,6 +434,8 @@ impl Simulation {
             }
             Object::Attachment => take(&world.attachments, event),
             Object::Pool => take(&world.pools, event),
+            // Nobody looks at it.
+            Object::Secret => {}
         }
         true
     }
@@ -436,11 +455,18 @@ impl Simulation {
         let at = now();
         let look = || {
             let ledger = self.world.ledger.open();
+            let nodes = Nodes::of(&self.world.nodes.all());
             let pools = Pools {
                 pools: self.world.pools.all(),
+                nodes: &nodes,
                 ledger: &ledger,
             };
-            plan(&view, &pools, &at)
+            let around = Surroundings {
+                rooms: &pools,
+                nodes: &nodes,
+                waits: self.world.waits,
+            };
+            plan(&view, around, &at)
         };
         if look() != look() {
             return Err(format!("two plans of {key} from the same view differ"));
@@ -581,7 +607,7 @@ impl Simulation {
     fn restart(&mut self) {
         self.plans.clear();
         self.looks.clear();
-        self.world = World::new();
+        self.world = new_world();
         self.add_classes();
         self.store.list_again();
         self.deliver_all();

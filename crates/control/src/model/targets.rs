@@ -21,6 +21,8 @@ pub(super) struct Served {
     whole: Vec<String>,
     /// The copies that are on their way there.
     repairing: Vec<String>,
+    /// Its process runs. The rest is known by the copies.
+    runs: bool,
 }
 
 impl Served {
@@ -106,6 +108,7 @@ impl State {
         let Some(mut target) = self.targets.remove(&place.volume) else {
             unreachable!("it was just begun");
         };
+        target.runs = true;
         let broken = target.go_on(&place.wanted, &reachable);
         self.mistakes.extend(broken);
         for id in target.whole.clone() {
@@ -134,6 +137,7 @@ impl State {
             whole: members.replicas.clone(),
             members,
             repairing: Vec::new(),
+            runs: true,
         };
         self.targets.insert(place.volume.clone(), target);
     }
@@ -177,6 +181,7 @@ impl State {
             backing: PathBuf::from(&place.volume),
             iqn: None,
             portal: None,
+            sessions: 0,
             lineage: None,
             replicas: members.replicas.iter().map(seen).collect(),
             available,
@@ -214,8 +219,14 @@ impl State {
         Ok(())
     }
 
+    pub(super) fn has_target(&self, volume: &str) -> bool {
+        self.targets.get(volume).is_some_and(|target| target.runs)
+    }
+
     pub(super) fn retire_target(&mut self, volume: &str) {
-        self.targets.remove(volume);
+        if let Some(target) = self.targets.get_mut(volume) {
+            target.runs = false;
+        }
         let shown = self.replicas.remove(volume);
         if shown.is_some_and(|shown| shown.device.is_some()) {
             let mistake = format!("the target of {volume} was ended while it was in use");

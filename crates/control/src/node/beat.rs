@@ -13,16 +13,16 @@ use trellis_api::kinds::NODE_LEASES_NAMESPACE;
 use crate::stored::now;
 use crate::write::Manager;
 
-/// How often, as kubelets do.
-const BEAT_EVERY: Duration = Duration::from_secs(10);
-/// How long a node may be silent before it counts as lost, in seconds, as for kubelets.
-const LASTS_SECONDS: i32 = 40;
+/// How long a node may be silent before it counts as lost, unless it says otherwise; as for kubelets.
+pub const LOST_AFTER: Duration = Duration::from_secs(40);
+/// How often the lease is renewed in the time that it lasts, as kubelets do.
+const BEATS_PER_LEASE: u32 = 4;
 
-/// Renews the lease of a node, for ever.
-pub async fn run(client: Client, node: String) {
+/// Renews the lease of a node, for ever. The lease says how long the node may be silent.
+pub async fn run(client: Client, node: String, lost_after: Duration) {
     let mut complained = false;
     loop {
-        match beat(&client, &node).await {
+        match beat(&client, &node, lost_after).await {
             Ok(()) => complained = false,
             Err(error) if !complained => {
                 complained = true;
@@ -30,14 +30,15 @@ pub async fn run(client: Client, node: String) {
             }
             Err(_) => {}
         }
-        tokio::time::sleep(BEAT_EVERY).await;
+        tokio::time::sleep(lost_after / BEATS_PER_LEASE).await;
     }
 }
 
-async fn beat(client: &Client, node: &str) -> Result<(), kube::Error> {
+async fn beat(client: &Client, node: &str, lost_after: Duration) -> Result<(), kube::Error> {
+    let seconds = i32::try_from(lost_after.as_secs()).unwrap_or(i32::MAX);
     let leases = Api::<Lease>::namespaced(client.clone(), NODE_LEASES_NAMESPACE);
     let spec = json!({
-        "holderIdentity": node, "leaseDurationSeconds": LASTS_SECONDS, "renewTime": now(),
+        "holderIdentity": node, "leaseDurationSeconds": seconds, "renewTime": now(),
     });
     let params = PatchParams {
         field_manager: Some(Manager::Node.name().to_owned()),

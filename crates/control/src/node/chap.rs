@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
-use trellis_api::kinds::{CHAP_SECRET, NODE_LABEL, SYSTEM_NAMESPACE, Volume};
+use trellis_api::kinds::{CHAP_SECRET, NODE_LABEL, SYSTEM_NAMESPACE, Volume, chap_secret_name};
 use trellis_api::step::{self, Step};
 use uuid::Uuid;
 
@@ -72,11 +72,6 @@ fn random() -> String {
     random.get(..SECRET_CHARS).unwrap_or(&random).to_owned()
 }
 
-/// The name of a volume's Secret.
-pub fn secret_name(volume: &str) -> String {
-    format!("{volume}-chap")
-}
-
 /// The user as which the target of a volume proves itself.
 pub fn target_user(volume: &str) -> String {
     format!("{volume}-target")
@@ -119,7 +114,7 @@ async fn fetch(
     volume: &Volume,
     known: impl FnOnce() -> Option<String>,
 ) -> Result<ChapSecret, kube::Error> {
-    let name = secret_name(&volume.name_any());
+    let name = chap_secret_name(&volume.name_any());
     let secrets = Api::<Secret>::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let found = secrets.get_opt(&name).await?;
     if let Some(secret) = found.as_ref().and_then(ChapSecret::read) {
@@ -157,7 +152,7 @@ fn object(node: &str, volume: &Volume, secret: &ChapSecret) -> Result<Secret, ku
     let object = json!({
         "apiVersion": "v1", "kind": "Secret", "type": CHAP_SECRET,
         "metadata": {
-            "name": secret_name(&name),
+            "name": chap_secret_name(&name),
             "labels": { NODE_LABEL: node },
             "ownerReferences": [{
                 "apiVersion": "trellis.dev/v1alpha1", "kind": "Volume", "name": name, "uid": volume.uid(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 use trellis_api::kinds::{
-    Attachment, AttachmentPhase, Consumer, Pool, Replica, RungStatus, Target,
+    Attachment, AttachmentPhase, Consumer, Members, Pool, Replica, RungStatus, Target,
 };
 use trellis_api::{Bytes, Hold, HoldReason};
 
@@ -38,7 +38,9 @@ impl Job {
     /// Whether the volume concerns this node.
     pub fn has_work(&self) -> bool {
         let several = self.replicated.as_ref();
-        let several = several.is_some_and(|job| job.target.is_some() || !job.copies.is_empty());
+        let several = several.is_some_and(|job| {
+            job.target.is_some() || job.resting.is_some() || !job.copies.is_empty()
+        });
         self.replica.is_some() || several || !self.uses.is_empty() || !self.endings.is_empty()
     }
 
@@ -64,6 +66,13 @@ pub struct ReplicatedJob {
     pub adrift: Vec<Arc<Replica>>,
     /// The target, if it runs on this node and its volume is there.
     pub target: Option<TargetJob>,
+    /// The target, if it would run on this node and rests.
+    pub resting: Option<Arc<Target>>,
+    /// The node of the target, if it is another one.
+    pub elsewhere: Option<String>,
+    /// Which copies count, as a target elsewhere has agreed with them after it knew which ones are to stay. None if
+    /// that is not known.
+    pub agreed: Option<Members>,
 }
 
 /// The work for a target.
@@ -542,6 +551,8 @@ mod tests {
         let mut target = Target::new(
             "v",
             TargetSpec {
+                term: 0,
+                rests: false,
                 volume: "v".to_owned(),
                 node: NODE.to_owned(),
                 capacity: Bytes::gib(3),

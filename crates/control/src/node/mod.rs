@@ -14,8 +14,8 @@ pub(crate) mod report;
 mod returns;
 pub(crate) mod work;
 
-pub use beat::run as run_beat;
-pub use chap::{ChapSecret, Secrets, secret_name, target_user};
+pub use beat::{LOST_AFTER, run as run_beat};
+pub use chap::{ChapSecret, Secrets, target_user};
 pub use finisher::{Finisher, NoClaims};
 pub use job::{Job, Node, UseJob};
 pub use pool::run as run_pools;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use kube::{Client, ResourceExt};
 use serde_json::json;
@@ -25,6 +26,10 @@ use crate::write::{Manager, Object, Place, Write, Written, send};
 
 /// How many ladders may wait to be reported early. Each raise reports one.
 const EARLY_MAX: usize = 16;
+
+/// How often, and after which pauses, to look for goals that are on their way.
+const GOAL_LOOKS: usize = 10;
+const GOAL_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The agent of one node.
 pub struct Agent {
@@ -109,10 +114,10 @@ pub async fn run(agent: Arc<Agent>, queue: Queue) {
 impl Agent {
     async fn reconcile(&self, key: &str) -> Run {
         tracing::trace!(volume = key, "pass begins");
-        let view = StoredVolume::gather(&self.world, key);
+        let view = self.look(key).await;
         let mut job = job(&view, &self.node, &|name| self.world.pools.get("", name));
         self.ladders.fill_in(key, &mut job.reported);
-        if !job.has_work() {
+        if !job.has_work() && !self.machine.copies.has_target(key) {
             return Run::Done;
         }
         if goals_are_on_their_way(&view, &job) {
@@ -143,6 +148,19 @@ impl Agent {
         let run = self.report(key, &view, &job, &outcome).await;
         self.describe(&job, &outcome).await;
         run
+    }
+
+    /// Looks at the volume. The goals of target and copies are stored together but seen one after the other; a pass in
+    /// between would find nothing to do and only delay the one that matters. So it waits a moment for the rest of them.
+    async fn look(&self, key: &str) -> StoredVolume {
+        for _ in 0..GOAL_LOOKS {
+            let view = StoredVolume::gather(&self.world, key);
+            if !view.is_replicated() || goals_agree(&view) {
+                return view;
+            }
+            tokio::time::sleep(GOAL_LOOK_EVERY).await;
+        }
+        StoredVolume::gather(&self.world, key)
     }
 
     /// Adds what initiators must know to a target that runs here.
@@ -288,6 +306,13 @@ fn served_at_goal(job: &Job, ladder: Vec<RungStatus>) -> Option<Vec<RungStatus>>
 fn reached(job: &Job, outcome: &Outcome) -> bool {
     let observed: Vec<Observed> = outcome.ladder.iter().map(Observed::from).collect();
     trellis_api::next_step(&observed, job.goal) == trellis_api::Next::Reached
+}
+
+/// Whether target and copies have the same goal.
+fn goals_agree(view: &StoredVolume) -> bool {
+    let mut copies = view.replicas.iter();
+    let target = view.target.as_ref();
+    target.is_none_or(|target| copies.all(|copy| copy.spec.capacity == target.spec.capacity))
 }
 
 /// Whether the goals of target and replica differ while everything else is at rest. They are stored

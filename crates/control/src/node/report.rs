@@ -140,6 +140,7 @@ fn measured(
             capacity: Some(rung.size),
             rung: Some(rung),
             conditions,
+            observed_generation: target.metadata.generation,
             ..TargetStatus::default()
         };
         writes.extend(status_write(
@@ -271,7 +272,7 @@ fn use_write(
     } else {
         Vec::new()
     };
-    if let Some(hold) = hold.filter(|_| old.phase == AttachmentPhase::Attached) {
+    if let Some(hold) = hold.filter(|_| old.phase == AttachmentPhase::Attached && !outcome.taken) {
         return lost(each, &old, hold, now);
     }
     let reason = hold.map_or("Attached", |hold| hold.reason.code());

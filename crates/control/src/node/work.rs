@@ -31,6 +31,14 @@ pub struct Outcome {
     pub copies_removed: Vec<String>,
     /// The target, if it runs on this node.
     pub target: Option<Result<TargetFound, Hold>>,
+    /// The term of the target that this one was outbid by, if it was.
+    pub outbid: Option<u32>,
+    /// The target would run on this node, and rests.
+    pub rests: bool,
+    /// The volume is served elsewhere, and nothing of it is in use here any more.
+    pub taken: bool,
+    /// Why there is still something here of a target that is not to run here.
+    pub left_behind: Option<Hold>,
     /// What the bytes are, if they were looked at.
     pub content: Option<Content>,
     /// Uses that are over.
@@ -62,15 +70,15 @@ impl Outcome {
         lingering
             .chain(uses.filter_map(|(_, hold)| hold.as_ref()))
             .chain(self.replica.iter().filter_map(|found| found.as_ref().err()))
-            .chain(
-                self.copies
-                    .iter()
-                    .filter_map(|(_, each)| each.as_ref().err()),
-            )
+            .chain(self.copies.iter().filter_map(|(_, each)| match each {
+                Ok(found) => found.link_hold.as_ref(),
+                Err(hold) => Some(hold),
+            }))
             .chain(self.target.iter().filter_map(|found| match found {
                 Ok(found) => found.hold.as_ref(),
                 Err(hold) => Some(hold),
             }))
+            .chain(&self.left_behind)
             .chain(self.ladder.iter().filter_map(|rung| rung.hold.as_ref()))
             .chain(self.content.iter().filter_map(|each| each.hold.as_ref()))
             .next()
@@ -80,6 +88,9 @@ impl Outcome {
 /// Does the work of `job`. `early` gets the ladder after every raise.
 pub fn work(machine: &Machine, job: &Job, early: &dyn Fn(&[RungStatus])) -> Outcome {
     let mut outcome = Outcome::default();
+    if let Some(replicated) = &job.replicated {
+        replicated::abandon(machine, job, replicated);
+    }
     end_uses(machine, job, &mut outcome);
     if let Some(replicated) = &job.replicated {
         replicated::work(machine, job, replicated, early, &mut outcome);

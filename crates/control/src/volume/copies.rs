@@ -5,6 +5,9 @@
 //! (`members`), and agrees that with the copies themselves. A copy keeps its bytes until it no longer counts, so there
 //! are never too few.
 
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 use trellis_api::kinds::{CopiesWanted, Members, Placement, Replica, ReplicaState, Volume};
@@ -13,7 +16,8 @@ use trellis_api::{Hold, HoldReason};
 use super::parts::{make_replica, replica_name, was_served};
 use super::recovery::{self, is_given_up};
 use super::rooms::{NewCopy, Rooms};
-use crate::plan::{Plan, Promise};
+use super::surroundings::{Surroundings, left};
+use crate::plan::{Plan, Promise, sooner};
 use crate::stored::StoredVolume;
 use crate::write::{Object, Place, Write};
 
@@ -62,38 +66,79 @@ pub fn to_begin_with(view: &StoredVolume, wanted: &CopiesWanted) -> Members {
     members
 }
 
-/// The next step towards the number of copies that is asked for; none if it is reached. A hold says why it cannot be.
+/// Whether a volume has the copies that are asked for.
+#[derive(Debug, PartialEq)]
+pub enum Adjusted {
+    /// It has. A copy whose node is lost is looked at again after the pause.
+    Is {
+        /// The pause.
+        look_again: Option<Duration>,
+    },
+    /// The next step towards them.
+    By(Plan),
+}
+
+impl Adjusted {
+    const DONE: Adjusted = Adjusted::Is { look_again: None };
+}
+
+/// The next step towards the copies that are asked for. A hold says why they cannot be had.
 pub fn adjust(
     view: &StoredVolume,
     volume: &Volume,
-    rooms: &dyn Rooms,
-) -> Result<Option<Plan>, Hold> {
+    around: Surroundings<'_>,
+    now: &MicroTime,
+) -> Result<Adjusted, Hold> {
+    let rooms = around.rooms;
     if !volume.spec.is_behind_target() {
         return single(volume);
     }
     if !was_served(volume) {
         // It starts with the copies that it was made with; one that was removed would be made again.
-        return Ok(None);
+        return Ok(Adjusted::DONE);
     }
     if let Some(plan) = recovery::give_up(view) {
-        return Ok(Some(plan));
+        return Ok(Adjusted::By(plan));
     }
     let wanted = usize::try_from(volume.spec.replicas).unwrap_or(usize::MAX);
     let there = staying(view).count();
     if there < wanted {
-        return add(view, volume, rooms, None).map(Some);
-    }
-    if there == wanted
-        && let Some(replica) = staying(view).find(|each| rooms.is_drained(&each.spec.pool))
-    {
-        // Without a place for its successor there is nothing to begin.
-        add(view, volume, rooms, Some(replica))?;
-        return Ok(Some(let_go(replica)));
+        return add(view, volume, rooms, None).map(Adjusted::By);
     }
     if there > wanted {
-        return Ok(dispensable(view).map(let_go));
+        let step = dispensable(view).map(let_go);
+        return Ok(step.map_or(Adjusted::DONE, Adjusted::By));
     }
-    Ok(None)
+    let (going, look_again) = to_replace(view, around, now);
+    if let Some(replica) = going {
+        // Without a place for its successor there is nothing to begin.
+        add(view, volume, rooms, Some(replica))?;
+        return Ok(Adjusted::By(let_go(replica)));
+    }
+    Ok(Adjusted::Is { look_again })
+}
+
+/// A copy that should be replaced: its pool is to be emptied, or its node has been lost for long enough. Otherwise how
+/// long it is until one has.
+fn to_replace<'a>(
+    view: &'a StoredVolume,
+    around: Surroundings<'_>,
+    now: &MicroTime,
+) -> (Option<&'a Replica>, Option<Duration>) {
+    let mut look_again = None;
+    for replica in staying(view) {
+        if around.rooms.is_drained(&replica.spec.pool) {
+            return (Some(replica), None);
+        }
+        let Some(since) = around.nodes.lost_since(&replica.spec.node) else {
+            continue;
+        };
+        match left(since.0, around.waits.copy_lost, now) {
+            Some(left) => look_again = sooner(look_again, Some(left)),
+            None => return (Some(replica), None),
+        }
+    }
+    (None, look_again)
 }
 
 /// Tells the target which copies are asked for, if that has changed.
@@ -117,9 +162,9 @@ fn let_go(replica: &Replica) -> Plan {
     }
 }
 
-fn single(volume: &Volume) -> Result<Option<Plan>, Hold> {
+fn single(volume: &Volume) -> Result<Adjusted, Hold> {
     if volume.spec.replicas == 1 {
-        return Ok(None);
+        return Ok(Adjusted::DONE);
     }
     let message = format!(
         "Volume {} was made with a single copy, which is used where it lies; it cannot have {}. A claim of a class \
@@ -197,7 +242,10 @@ fn dispensable(view: &StoredVolume) -> Option<&Replica> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume::nodes::Nodes;
     use crate::volume::rooms::LargerCopy;
+    use crate::volume::surroundings::Waits;
+    use k8s_openapi::jiff::Timestamp;
     use serde_json::json;
     use std::sync::Arc;
 
@@ -221,6 +269,29 @@ mod tests {
         fn room(&self, _: LargerCopy<'_>) -> Result<(), Hold> {
             Ok(())
         }
+    }
+
+    /// The next step with every node there; none if there is none.
+    fn adjusted(view: &StoredVolume, volume: &Volume) -> Result<Option<Plan>, Hold> {
+        adjusted_among(view, volume, &Nodes::there(&["n"]), 0)
+    }
+
+    fn adjusted_among(
+        view: &StoredVolume,
+        volume: &Volume,
+        nodes: &Nodes,
+        second: i64,
+    ) -> Result<Option<Plan>, Hold> {
+        let around = Surroundings {
+            rooms: &Anywhere,
+            nodes,
+            waits: Waits::USUAL,
+        };
+        let now = MicroTime(Timestamp::from_second(second).expect("a time"));
+        adjust(view, volume, around, &now).map(|adjusted| match adjusted {
+            Adjusted::Is { .. } => None,
+            Adjusted::By(plan) => Some(plan),
+        })
     }
 
     fn volume(replicas: u32, factor: u32) -> Volume {
@@ -275,7 +346,7 @@ mod tests {
     fn a_missing_copy_is_added_under_a_free_name() {
         let mut view = view(&["InSync", "InSync", "InSync"]);
         view.replicas.remove(1);
-        let plan = adjust(&view, &volume(3, 2), &Anywhere).expect("possible");
+        let plan = adjusted(&view, &volume(3, 2)).expect("possible");
         let plan = plan.expect("something to do");
         let [Write::Create(place, _)] = plan.writes.as_slice() else {
             panic!("one object is made: {plan:?}");
@@ -292,7 +363,7 @@ mod tests {
             (["InSync", "Repairing", "InSync"], "v-1"),
             (["Away", "InSync", "InSync"], "v-0"),
         ] {
-            let plan = adjust(&view(&states), &volume(2, 2), &Anywhere).expect("possible");
+            let plan = adjusted(&view(&states), &volume(2, 2)).expect("possible");
             let plan = plan.expect("something to do");
             let [Write::Delete(place)] = plan.writes.as_slice() else {
                 panic!("one object goes: {plan:?}");
@@ -307,7 +378,7 @@ mod tests {
         let mut view = view(&["InSync", "InSync"]);
         let replica = Arc::make_mut(&mut view.replicas[0]);
         replica.spec.pool = DRAINED.to_owned();
-        let plan = adjust(&view, &volume(2, 2), &Anywhere).expect("possible");
+        let plan = adjusted(&view, &volume(2, 2)).expect("possible");
         let plan = plan.expect("something to do");
         let [Write::Delete(place)] = plan.writes.as_slice() else {
             panic!("one object goes: {plan:?}");
@@ -316,13 +387,28 @@ mod tests {
         assert_eq!(plan.promises, []);
     }
 
+    // Fails if the copy of a lost node is given up at once, or never.
+    #[test]
+    fn a_copy_is_replaced_when_its_node_has_been_lost_for_long() {
+        let view = view(&["InSync", "InSync"]);
+        let since = Timestamp::from_second(100).expect("a time");
+        let lost = Nodes::there(&[]).without("n", since);
+        let wait = i64::try_from(Waits::USUAL.copy_lost.as_secs()).expect("a time");
+        let step = |second| adjusted_among(&view, &volume(2, 2), &lost, second);
+        assert_eq!(step(100 + wait - 1), Ok(None));
+        let plan = step(100 + wait)
+            .expect("possible")
+            .expect("something to do");
+        assert!(matches!(plan.writes.as_slice(), [Write::Delete(_)]));
+    }
+
     // Fails if a volume that has not been served yet loses one of its first copies, which would be made again.
     #[test]
     fn a_volume_begins_with_its_first_copies() {
         let three = view(&["InSync", "InSync", "InSync"]);
         let mut volume = volume(1, 1);
         volume.status = None;
-        assert_eq!(adjust(&three, &volume, &Anywhere), Ok(None));
+        assert_eq!(adjusted(&three, &volume), Ok(None));
     }
 
     // Fails if the copies could not reach the factor, or one is kept that nobody asked for.
@@ -336,6 +422,6 @@ mod tests {
         let two = view(&["InSync", "InSync"]);
         assert_eq!(begins(&two, &volume(2, 3)), 2);
         assert_eq!(begins(&two, &volume(2, 1)), 1);
-        assert_eq!(adjust(&two, &volume(2, 1), &Anywhere), Ok(None));
+        assert_eq!(adjusted(&two, &volume(2, 1)), Ok(None));
     }
 }

@@ -44,6 +44,8 @@ pub fn make_parts(view: &StoredVolume, volume: &Volume) -> Option<Plan> {
         let spec = TargetSpec {
             volume: view.key.clone(),
             node: places.first()?.node.clone(),
+            term: 0,
+            rests: false,
             capacity: volume.spec.capacity,
             copies: first_copies(view, volume),
         };

@@ -10,11 +10,14 @@ use trellis_api::Hold;
 use trellis_api::kinds::{Placement, Volume, VolumeSpec, VolumeStatus};
 use trellis_api::step::Step;
 
+use super::copies::Adjusted;
 use super::goals::{Grant, grant};
 use super::parts::{make_parts, name_identities, replica_name};
 use super::rooms::{NewCopy, Rooms};
+use super::serving::{self, Rest};
+use super::surroundings::Surroundings;
 use super::{copies, recovery, removal, status};
-use crate::plan::{Plan, Promise};
+use crate::plan::{Plan, Promise, sooner};
 use crate::stored::StoredVolume;
 use crate::write::{Object, Place, Write};
 
@@ -34,14 +37,22 @@ impl From<Plan> for Planned {
 }
 
 /// The next writes for a volume.
-pub fn plan(stored: &StoredVolume, volume: &Volume, rooms: &dyn Rooms, now: &MicroTime) -> Planned {
+pub fn plan(
+    stored: &StoredVolume,
+    volume: &Volume,
+    around: Surroundings<'_>,
+    now: &MicroTime,
+) -> Planned {
     if volume.metadata.deletion_timestamp.is_some() && volume.spec.discard {
         return removal::remove(stored, volume).into();
     }
     if volume.spec.placement.is_empty() {
-        return decide_places(stored, volume, rooms, now).into();
+        return decide_places(stored, volume, around.rooms, now).into();
     }
     if let Some(plan) = make_parts(stored, volume) {
+        return plan.into();
+    }
+    if let Some(plan) = serving::assign(stored, volume, around, now) {
         return plan.into();
     }
     let Some(served) = stored.served() else {
@@ -50,20 +61,22 @@ pub fn plan(stored: &StoredVolume, volume: &Volume, rooms: &dyn Rooms, now: &Mic
     if let Some(plan) = recovery::record(stored, volume, now) {
         return plan.into();
     }
-    let copies_hold = match copies::adjust(stored, volume, rooms) {
-        Ok(Some(plan)) => return plan.into(),
-        Ok(None) => None,
-        Err(hold) => Some(hold),
+    let (copies_hold, mut look_again) = match copies::adjust(stored, volume, around, now) {
+        Ok(Adjusted::By(plan)) => return plan.into(),
+        Ok(Adjusted::Is { look_again }) => (None, look_again),
+        Err(hold) => (Some(hold), None),
     };
-    let granted = grant(stored, volume, rooms);
+    let granted = grant(stored, volume, around.rooms);
     let withheld = status::Withheld {
         refused: match &granted {
             Grant::Refused(hold) => Some(hold.clone()),
             Grant::Given | Grant::Now { .. } => None,
         },
         copies_hold,
+        lost: serving::lost(stored, around.nodes),
     };
-    let measured = status::measure(stored, volume, served, &withheld, now);
+    let is_idle = serving::is_idle(stored, volume, around.nodes, now);
+    let measured = status::measure(stored, volume, served, &withheld, is_idle, now);
     let mut plan = match granted {
         // The goals go first; what follows from them is told when it is measured.
         Grant::Now { writes, promises } => Plan {
@@ -77,6 +90,12 @@ pub fn plan(stored: &StoredVolume, volume: &Volume, rooms: &dyn Rooms, now: &Mic
         Grant::Given | Grant::Refused(_) => status::report(volume, &measured, now),
     };
     plan.waits_for_room = withheld.waits_for_room();
+    match serving::rest(stored, volume, around, now) {
+        Rest::NotNow => {}
+        Rest::LookAfter(pause) => look_again = sooner(look_again, Some(pause)),
+        Rest::Now(write) => plan.writes.push(write),
+    }
+    plan.look_again_after = sooner(plan.look_again_after, look_again);
     plan.writes.extend(name_identities(stored));
     Planned {
         plan,

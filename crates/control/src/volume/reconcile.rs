@@ -24,9 +24,9 @@ pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Reco
 async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
     tracing::trace!(volume = key, "planning");
     let stored = StoredVolume::gather(world, key);
-    let decided = carry::decide(world, key, |rooms| match &stored.volume {
+    let decided = carry::decide(world, key, |around| match &stored.volume {
         Some(volume) => {
-            let plan = plan(&stored, volume, rooms, &now()).plan;
+            let plan = plan(&stored, volume, around, &now()).plan;
             Plan {
                 from_volumes: plan.writes.len(),
                 ..plan

@@ -6,6 +6,7 @@ use kube::ResourceExt;
 use trellis_api::kinds::{Placement, Pool};
 use trellis_api::{Bytes, Hold, HoldReason};
 
+use super::nodes::Nodes;
 use crate::disks;
 use crate::ledger::Open;
 use crate::plan::Promise;
@@ -62,6 +63,8 @@ pub trait Rooms {
 pub struct Pools<'a> {
     /// All pools.
     pub pools: Vec<Arc<Pool>>,
+    /// The nodes that they are on.
+    pub nodes: &'a Nodes,
     /// The reservations on them.
     pub ledger: &'a Open<'a>,
 }
@@ -178,7 +181,7 @@ impl Rooms for Pools<'_> {
             .iter()
             .filter(|pool| names.is_empty() || names.contains(&pool.name_any()))
             .filter(|pool| promised.is_none_or(|promised| promised == pool.name_any()))
-            .filter(|pool| pool.takes_copies())
+            .filter(|pool| pool.takes_copies() && !self.nodes.is_lost(&pool.spec.node))
             .filter(|pool| beside.iter().all(|other| other.pool != pool.name_any()))
             .collect();
         eligible.sort_by_key(|pool| pool.name_any());
@@ -354,6 +357,7 @@ mod tests {
         let open = ledger.open();
         let rooms = Pools {
             pools: vec![pool("p", 10, 150, "True")],
+            nodes: &Nodes::there(&["n", "m", "other"]),
             ledger: &open,
         };
         let room = |to| rooms.room(larger("p", "own", Bytes::gib(2), to));
@@ -372,6 +376,7 @@ mod tests {
         let open = ledger.open();
         let rooms = Pools {
             pools: vec![pool("p", 4, 300, "True")],
+            nodes: &Nodes::there(&["n", "m", "other"]),
             ledger: &open,
         };
         let room = |to, thick| {
@@ -390,6 +395,7 @@ mod tests {
         let open = ledger.open();
         let rooms = Pools {
             pools: vec![pool("p", 4, 100, "False")],
+            nodes: &Nodes::there(&["n", "m", "other"]),
             ledger: &open,
         };
         let hold = rooms.place(&[], copy("r", 1, &[])).expect_err("not ready");
@@ -411,6 +417,7 @@ mod tests {
             serde_json::from_value(json!("2024-01-01T00:00:00Z")).ok();
         let rooms = Pools {
             pools: vec![pool("p", 4, 100, "True"), Arc::new(going)],
+            nodes: &Nodes::there(&["n", "m", "other"]),
             ledger: &open,
         };
         let place = |name: &str| rooms.place(&[name.to_owned()], copy("r", 1, &[]));
@@ -428,6 +435,7 @@ mod tests {
         let place = |open: &Open<'_>| {
             let rooms = Pools {
                 pools: vec![pool("a", 4, 100, "True"), pool("b", 5, 100, "True")],
+                nodes: &Nodes::there(&["n", "m", "other"]),
                 ledger: open,
             };
             rooms.place(&[], copy("r", 2, &[]))
@@ -453,6 +461,7 @@ mod tests {
                 pool("b", 8, 100, "True"),
                 Arc::new(elsewhere),
             ],
+            nodes: &Nodes::there(&["n", "m", "other"]),
             ledger: &open,
         };
         let mut placed: Vec<Placement> = Vec::new();
@@ -479,6 +488,7 @@ mod tests {
                 on("xfs 1", pool("b", 10, 100, "True")),
                 on("xfs 2", pool("c", 10, 100, "True")),
             ],
+            nodes: &Nodes::there(&["n", "m", "other"]),
             ledger: &open,
         };
         let room = |pool: &str, gib| rooms.room(larger(pool, "r", Bytes::ZERO, Bytes::gib(gib)));
@@ -524,6 +534,7 @@ mod tests {
                 on("xfs 1", pool("a", 10, 100, "True")),
                 on("xfs 1", pool("b", 10, 100, "True")),
             ],
+            nodes: &Nodes::there(&["n", "m", "other"]),
             ledger: &open,
         };
         let hold = rooms.place(&[], copy("r", 1, &there));

@@ -22,6 +22,8 @@ pub struct Withheld {
     pub refused: Option<Hold>,
     /// Why it does not have as many copies as it should. That does not stop a growth.
     pub copies_hold: Option<Hold>,
+    /// Its node is lost: what was measured last may not be so any more.
+    pub lost: Option<Hold>,
 }
 
 impl Withheld {
@@ -38,6 +40,7 @@ pub fn measure(
     volume: &Volume,
     served: Bytes,
     withheld: &Withheld,
+    is_idle: bool,
     now: &MicroTime,
 ) -> VolumeStatus {
     let goal = goals::goal(stored, volume);
@@ -47,7 +50,8 @@ pub fn measure(
         Some(_) => stored.granted(),
         None => Some(goal),
     };
-    let hold = withheld.refused.clone();
+    let hold = withheld.lost.clone();
+    let hold = hold.or_else(|| withheld.refused.clone());
     let hold = hold.or_else(|| stored.held(goal));
     let hold = hold.or_else(|| withheld.copies_hold.clone());
     let old = volume.status.clone().unwrap_or_default();
@@ -71,11 +75,13 @@ pub fn measure(
             &old.conditions,
             is_reached,
             hold.as_ref(),
+            withheld.lost.as_ref(),
             began,
             &told,
             now,
         ),
         hold,
+        idle_since: is_idle.then(|| old.idle_since.unwrap_or_else(|| now.clone())),
         growths: history::succeeded(stored, volume, now),
         recoveries: old.recoveries,
     }
@@ -86,6 +92,7 @@ fn conditions(
     old: &[Condition],
     is_reached: bool,
     hold: Option<&Hold>,
+    lost: Option<&Hold>,
     began: Option<&MicroTime>,
     told: &[(&str, Option<&Hold>)],
     now: &MicroTime,
@@ -98,9 +105,9 @@ fn conditions(
     let mut says = vec![
         Says {
             kind: "Ready",
-            is_true: true,
-            reason: "Served",
-            message: "",
+            is_true: lost.is_none(),
+            reason: lost.map_or("Served", |hold| hold.reason.code()),
+            message: lost.map_or("", |hold| hold.message.as_str()),
             began: None,
         },
         Says {
@@ -144,6 +151,7 @@ pub fn report(volume: &Volume, measured: &VolumeStatus, now: &MicroTime) -> Plan
     }
     change.insert("hold".to_owned(), json!(measured.hold));
     change.insert("conditions".to_owned(), json!(measured.conditions));
+    change.insert("idleSince".to_owned(), json!(measured.idle_since));
     if old.growths != measured.growths {
         change.insert("growths".to_owned(), json!(measured.growths));
     }

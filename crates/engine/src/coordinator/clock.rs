@@ -40,7 +40,8 @@ impl Coordinator {
         }
     }
 
-    fn has_orphans(&self) -> bool {
+    /// Whether a region has no holder among the replicas that are there: none that is there has what was written last.
+    pub(super) fn has_orphans(&self) -> bool {
         let mut active = self.peers.values().filter(|peer| peer.is_active());
         let Some(first) = active.next() else {
             return false;

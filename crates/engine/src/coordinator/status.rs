@@ -12,7 +12,7 @@ const FULL_MS: u64 = 5_000;
 /// How a volume is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// I/O is served: CF replicas are there and take part.
+    /// I/O is served: CF replicas are there and take part, and every region has a holder among them.
     pub available: bool,
     /// Every replica is there and holds everything.
     pub redundancy_met: bool,
@@ -99,7 +99,9 @@ impl Coordinator {
         let peers = || members.iter().map(|id| self.peers.get(id));
         let serving = self.phase == Phase::Serving;
         Status {
-            available: serving && self.view.write_quorum(|id| self.is_active(id)),
+            available: serving
+                && self.view.write_quorum(|id| self.is_active(id))
+                && !self.has_orphans(),
             redundancy_met: serving && peers().all(|peer| peer.is_some_and(Peer::is_whole)),
             size_converged: serving
                 && self.growth.is_idle()

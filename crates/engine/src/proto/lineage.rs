@@ -13,9 +13,6 @@ use std::str::FromStr;
 
 use super::Epoch;
 
-/// Bits of a generation, and of a view's version, below the number of the recovery.
-const STRIDE_BITS: u32 = 32;
-
 /// Which history of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Lineage {
@@ -34,8 +31,10 @@ pub enum Lineage {
 }
 
 impl Lineage {
+    /// Bits of a generation, and of a view's version, below the number of the recovery.
+    pub(super) const STRIDE_BITS: u32 = 32;
     /// The most recoveries of a volume.
-    pub const NUMBER_MAX: u32 = (1 << (64 - Epoch::COUNT_BITS - STRIDE_BITS)) - 1;
+    pub const NUMBER_MAX: u32 = (1 << (64 - Epoch::COUNT_BITS - Lineage::STRIDE_BITS)) - 1;
 
     /// A lineage that follows all of these. None if there have been too many.
     pub fn after(known: impl IntoIterator<Item = Lineage>) -> Option<Lineage> {
@@ -58,7 +57,7 @@ impl Lineage {
 
     /// The number of the lineage to which a coordinator of that generation belongs.
     pub fn number_of_generation(generation: u64) -> u32 {
-        u32::try_from(generation >> STRIDE_BITS).unwrap_or(u32::MAX)
+        u32::try_from(generation >> Lineage::STRIDE_BITS).unwrap_or(u32::MAX)
     }
 
     /// The lowest generation of its coordinators.
@@ -68,7 +67,7 @@ impl Lineage {
 
     /// What the versions of its views are above.
     pub(super) fn floor(self) -> u64 {
-        u64::from(self.number().unwrap_or(0)) << STRIDE_BITS
+        u64::from(self.number().unwrap_or(0)) << Lineage::STRIDE_BITS
     }
 
     /// Whether it can be one of a volume.

@@ -4,6 +4,7 @@
 
 mod lineage;
 mod message;
+mod term;
 mod view;
 
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ pub use message::{
     Answer, Body, Content, Entry, EntryOp, Envelope, JoinTerms, Past, ReadFault, Request, Surveyed,
     Welcome,
 };
+pub use term::Term;
 pub use view::{Config, REPLICAS_PER_VOLUME_MAX, View};
 
 /// Which copy of a volume.

@@ -236,7 +236,9 @@ impl Pool {
             let _ = self.replicas.remove_dir(&making);
             return Err(error);
         }
-        self.find(name, &mut open)?.ok_or_else(|| self.absent(name))
+        // Its name is durable: it was just published.
+        let made = self.opened(name, &mut open)?;
+        made.ok_or_else(|| self.absent(name))
     }
 
     /// Builds the replica under its temporary name and publishes it.
@@ -343,11 +345,19 @@ impl Pool {
         if let Some(shared) = open.shared.upgrade().filter(|shared| !shared.is_removed()) {
             return Ok(Some(Replica { shared }));
         }
+        if self.replicas.dir(name)?.is_none() {
+            return Ok(None);
+        }
+        // Whoever published it may have died, or failed, before the name was durable.
+        self.replicas.sync()?;
+        self.opened(name, open)
+    }
+
+    /// Opens the replica of that name, if there is one. Its name is known to be durable.
+    fn opened(&self, name: &str, open: &mut OpenReplica) -> Result<Option<Replica>> {
         let Some(dir) = self.replicas.dir(name)? else {
             return Ok(None);
         };
-        // Whoever published it may have died, or failed, before the name was durable.
-        self.replicas.sync()?;
         let replica = Replica::recover(dir, name, Owner::Pool(Arc::clone(&self.lock)))?;
         open.shared = Arc::downgrade(&replica.shared);
         Ok(Some(replica))

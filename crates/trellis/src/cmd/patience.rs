@@ -31,6 +31,8 @@ pub fn has_limit(verb: &Verb) -> bool {
     !matches!(
         verb,
         Verb::Up(_)
+            | Verb::Controller(_)
+            | Verb::Node(NodeVerb::Run(_))
             | Verb::Check(_)
             | Verb::Doctor(_)
             | Verb::Restore { .. }
@@ -118,6 +120,8 @@ pub fn passes(reason: HoldReason) -> bool {
             | HoldReason::PoolFull
             | HoldReason::OperationRunning
             | HoldReason::ClaimNotBound
+            | HoldReason::TargetOutbid
+            | HoldReason::UsedElsewhere
     )
 }
 
@@ -127,4 +131,21 @@ fn silent(limit: Duration) -> Ended {
          was asked for it may still do",
         address()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::Parser;
+
+    // Fails if a service ends by itself after the time that a verb has.
+    #[test]
+    fn a_service_runs_for_ever() {
+        for line in ["up", "controller", "node run --join file"] {
+            let words = std::iter::once("trellis").chain(line.split(' '));
+            let cli = Cli::parse_from(words);
+            assert_eq!(limit(&cli.global, &cli.verb), None, "{line}");
+        }
+    }
 }

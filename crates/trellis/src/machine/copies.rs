@@ -32,6 +32,10 @@ impl Copies for ThisMachine {
             pool.create_for(name, identity, size, how, purpose, about.as_deref())
                 .map_err(store_hold)
         })?;
+        if !place.served {
+            // It is looked at again at once. One that a process serves is that process's to open.
+            self.keep_open(place, &made);
+        }
         found(&made)
     }
 
@@ -114,6 +118,18 @@ impl Copies for ThisMachine {
         Ok(())
     }
 
+    fn has_target(&self, volume: &str) -> bool {
+        self.processes.has_target(volume)
+    }
+
+    fn abandon_target(&self, volume: &str) -> Result<(), Hold> {
+        self.processes.abandon_target(volume)
+    }
+
+    fn outbid(&self, volume: &str) -> Option<u32> {
+        self.processes.outbid(volume)
+    }
+
     fn retire_target(&self, volume: &str) -> Result<(), Hold> {
         // A session that nobody knows of any more, because its use and its volume are gone.
         let session = self.processes.by_iscsi(volume);
@@ -147,12 +163,17 @@ impl ThisMachine {
             let message = format!("Replica {} holds {found}, not {asked}.", place.name);
             return Err(Hold::new(HoldReason::ReplicaDamaged, message));
         }
+        self.keep_open(place, &replica);
+        Ok(replica)
+    }
+
+    fn keep_open(&self, place: &ReplicaPlace, replica: &Replica) {
         let mut open = self.open_replicas();
         if open.len() >= OPEN_REPLICAS_MAX {
             open.clear();
         }
+        let key = (place.pool.clone(), place.name.clone());
         open.insert(key, replica.clone());
-        Ok(replica)
     }
 
     pub(super) fn open_replicas(&self) -> MutexGuard<'_, HashMap<(PathBuf, String), Replica>> {

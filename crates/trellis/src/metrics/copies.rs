@@ -1,7 +1,8 @@
 //! The families about replicated volumes: their redundancy, each copy, repairs and scrubs.
 //!
-//! Each target is asked at every scrape. If one does not answer in time, the series of its copies are left out, and the
-//! volume counts as neither available nor redundant.
+//! Each target of this node is asked at every scrape. If one does not answer in time, the series of its copies are left
+//! out, and the volume counts as neither available nor redundant. Of a target that rests, or runs on another node, its
+//! last report counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -32,6 +33,33 @@ pub struct Served {
     pub view: View,
     /// Its target.
     pub target: Option<TargetStatus>,
+    /// Whether it was asked. Otherwise it is what was reported.
+    pub is_asked: bool,
+}
+
+/// What the target of a volume has reported last.
+pub fn reported(view: &View) -> Option<TargetStatus> {
+    let status = view.stored.target.as_ref()?.status.clone()?;
+    let says = |kind: &str| {
+        let found = status.conditions.iter().find(|each| each.type_ == kind);
+        found.is_some_and(|condition| condition.status == "True")
+    };
+    Some(TargetStatus {
+        served: status.capacity,
+        copies: status.capacity.unwrap_or_default(),
+        available: says("Available"),
+        redundancy_met: says("RedundancyMet"),
+        size_converged: says("SizeConverged"),
+        members: status.members.clone().unwrap_or_default(),
+        lineage: status.lineage.clone(),
+        growth_held: None,
+        portal: status.portal.clone(),
+        file: true,
+        sessions: status.sessions,
+        repairs_left: BTreeMap::new(),
+        scrub: status.scrub,
+        replicas: status.replicas,
+    })
 }
 
 /// What was repaired, counted from scrape to scrape: each scrape tells what is left.
@@ -120,7 +148,7 @@ impl Copies {
         Copies {
             up: Family::gauge(
                 "trellis_target_up",
-                "1 if the process that serves the volume has answered for this answer, else 0.",
+                "1 if the process that serves the volume on this node has answered for this answer, else 0; absent if none runs here.",
                 VOLUME,
             ),
             available: Family::gauge(
@@ -188,7 +216,9 @@ impl Copies {
 
     fn put_volume(&mut self, labels: &Labels, volume: &Served) {
         let target = volume.target.as_ref();
-        self.up.put(labels.clone(), whole(target.is_some()));
+        if volume.is_asked {
+            self.up.put(labels.clone(), whole(target.is_some()));
+        }
         let available = target.is_some_and(|target| target.available);
         self.available.put(labels.clone(), whole(available));
         let redundant = target.is_some_and(|target| target.redundancy_met);

@@ -107,10 +107,22 @@ impl Sources {
         let volumes = views.iter().filter(is_served).cloned();
         futures::stream::iter(volumes)
             .map(|view| async {
+                if !is_asked(&view, &self.node) {
+                    let target = copies::reported(&view);
+                    return Served {
+                        is_asked: false,
+                        view,
+                        target,
+                    };
+                }
                 let (machine, volume) = (self.machine.clone(), view.stored.key.clone());
                 let ask = move || machine.target_status(&volume);
                 let target = self.targets.measure(&view.stored.key, ask).await.flatten();
-                Served { view, target }
+                Served {
+                    is_asked: true,
+                    view,
+                    target,
+                }
             })
             .buffer_unordered(TARGETS_AT_ONCE)
             .collect()
@@ -188,4 +200,10 @@ fn build() -> Family {
     let version = vec![env!("CARGO_PKG_VERSION").to_owned()];
     Family::gauge("trellis_build_info", "1, with the version.", &["version"])
         .with(version, Value::Whole(1))
+}
+
+/// Whether the target of a volume is one that this node can ask: it runs here.
+fn is_asked(view: &View, node: &str) -> bool {
+    let target = view.stored.target.as_ref();
+    target.is_none_or(|target| target.spec.node == node && !target.spec.rests)
 }

@@ -29,6 +29,9 @@ pub struct Settings {
     /// The copies that are asked for.
     #[serde(default)]
     pub wanted: CopiesWanted,
+    /// How often it was decided anew where the volume is served.
+    #[serde(default)]
+    pub term: u32,
     /// The copies that it goes on with after others were lost for good.
     #[serde(default)]
     pub recovery: Option<Recovery>,
@@ -189,6 +192,9 @@ pub struct TargetStatus {
     pub portal: Option<String>,
     /// The FUSE file is there.
     pub file: bool,
+    /// How many initiators are logged in.
+    #[serde(default)]
+    pub sessions: u32,
     /// What scrubs have found.
     #[serde(default)]
     pub scrub: Option<ScrubSeen>,

@@ -76,17 +76,20 @@ fn mounts_survive_a_kill_and_are_adopted() {
     assert_eq!(checksum(&path.join("file")), sum);
 }
 
-// Fails if a claim is provisioned although nothing uses it, or is not when something does.
+// Fails if a claim is provisioned although nothing uses it, or is not when something does, or does not say what helps.
 #[test]
 fn a_claim_may_wait_for_its_first_consumer() {
     let service = Service::start();
     let waiting = class("later", "xfs") + "volumeBindingMode: WaitForFirstConsumer\n";
     service.apply(&waiting);
     service.apply(&claim("data", "later", "320Mi"));
-    service.wait("the claim says that it waits", |service| {
+    let said = service.wait("the claim says that it waits", |service| {
         let text = service.trellis_any(&["explain", "data"]);
-        text.contains("WaitingForConsumer").then_some(())
+        text.contains("WaitingForConsumer").then_some(text)
     });
+    // Pods do not run here, so that is what helps, and it does: see below.
+    let advice = "what to do: Mount the claim with `trellis mount`.";
+    assert!(said.contains(advice), "{said}");
     assert!(service.objects("volumes.trellis.dev").is_empty());
     let path = service.mount("data");
     assert!(filesystem_mib(&path) == 320);

@@ -3,6 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use trellis_api::step::Step;
 
 use crate::harness::{Service, checksum, claim, filesystem_mib, kill_processes, said, write_file};
 
@@ -92,19 +95,28 @@ struct JoinedNode {
 
 impl JoinedNode {
     fn join(service: &Service, name: &str) -> JoinedNode {
+        JoinedNode::join_armed(service, name, None)
+    }
+
+    /// Joins with an agent that dies at a step, once.
+    fn join_armed(service: &Service, name: &str, step: Option<Step>) -> JoinedNode {
         let config = service.path(&format!("{name}.kubeconfig"));
         let out = config.to_str().unwrap();
         service.trellis(&["node", "add", name, "--kubeconfig-out", out]);
         let data = service.path(name);
         JoinedNode {
-            agent: JoinedNode::run(&data, &config),
+            agent: JoinedNode::run(&data, &config, step),
             data,
             config,
         }
     }
 
-    fn run(data: &Path, config: &Path) -> Child {
-        Command::new(env!("CARGO_BIN_EXE_trellis"))
+    fn run(data: &Path, config: &Path, step: Option<Step>) -> Child {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trellis"));
+        if let Some(step) = step {
+            command.env("TRELLIS_CRASH_AT", step.name());
+        }
+        command
             .arg("--data")
             .arg(data)
             .args(["node", "run", "--link-address", "127.0.0.3", "--join"])
@@ -121,7 +133,16 @@ impl JoinedNode {
     }
 
     fn come_back(&mut self) {
-        self.agent = JoinedNode::run(&self.data, &self.config);
+        self.agent = JoinedNode::run(&self.data, &self.config, None);
+    }
+
+    /// Starts the agent again if it has died; whether it has.
+    fn revive(&mut self) -> bool {
+        let has_died = self.agent.try_wait().unwrap().is_some();
+        if has_died {
+            self.come_back();
+        }
+        has_died
     }
 }
 
@@ -142,10 +163,23 @@ fn wait_copies(service: &Service, size: &str) {
     });
 }
 
+/// The first copy, and with it the target, goes where there is more room: not to node b.
+fn first_copy_at_home(service: &Service) {
+    let less = r#"{"spec":{"overcommitPercent":50}}"#;
+    let patch = [
+        "patch",
+        "pools.trellis.dev",
+        "default-b",
+        "--type=merge",
+        "-p",
+    ];
+    service.kubectl(&[&patch[..], &[less]].concat());
+}
+
 #[test]
 fn a_node_that_joins_carries_a_copy_through_growths_and_the_death_of_its_agent() {
-    // Fails if a joined node does not make, serve, measure or raise its copy, if a write waits for its agent, or if it is
-    // let go of while it carries something.
+    // Fails if a joined node does not make, serve, measure or raise its copy, if a write waits for its agent, if a use on
+    // the wrong node does not say why it waits, or if the node is let go of while it carries something.
     let service = Service::start_told(&["--link-address", "127.0.0.2"]);
     let mut joined = JoinedNode::join(&service, "b");
     service.wait("node b has a pool and is heard of", |service| {
@@ -158,16 +192,7 @@ fn a_node_that_joins_carries_a_copy_through_growths_and_the_death_of_its_agent()
         let is_heard = line.split_whitespace().nth(1) != Some("-");
         (is_heard && !pool["status"]["capacity"].is_null()).then_some(())
     });
-    // The first copy, and with it the target, goes where there is more room.
-    let less = r#"{"spec":{"overcommitPercent":50}}"#;
-    let patch = [
-        "patch",
-        "pools.trellis.dev",
-        "default-b",
-        "--type=merge",
-        "-p",
-    ];
-    service.kubectl(&[&patch[..], &[less]].concat());
+    first_copy_at_home(&service);
     service.apply(
         "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: two}\nprovisioner: trellis.dev\n\
          allowVolumeExpansion: true\nparameters: {replicas: \"2\", allowSharedDisk: \"true\"}\n",
@@ -198,6 +223,17 @@ fn a_node_that_joins_carries_a_copy_through_growths_and_the_death_of_its_agent()
     assert_eq!(checksum(&path.join("file")), sum);
     assert_eq!(checksum(&path.join("later")), later);
 
+    let elsewhere = service.path("elsewhere");
+    service.apply(&format!(
+        "apiVersion: trellis.dev/v1alpha1\nkind: Attachment\nmetadata: {{name: elsewhere}}\nspec: {{claimName: data, node: b, consumer: {{mount: {{path: {}}}}}}}\n",
+        elsewhere.display()
+    ));
+    service.wait("a use on another node says why it waits", |service| {
+        let hold = &service.object("attachments.trellis.dev", "elsewhere")["status"]["hold"];
+        (hold["reason"] == "UsedElsewhere").then_some(())
+    });
+    service.kubectl(&["delete", "attachments.trellis.dev", "elsewhere"]);
+
     let refused = service.try_trellis(&["node", "rm", "b"]);
     assert_eq!(refused.status.code(), REFUSED);
     service.trellis(&["umount", "data"]);
@@ -208,4 +244,94 @@ fn a_node_that_joins_carries_a_copy_through_growths_and_the_death_of_its_agent()
             .is_empty()
             .then_some(())
     });
+}
+
+/// Where the agent dies in the middle of a move.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Dies {
+    /// The service, which decides about the move and serves the volume before it.
+    Service,
+    /// The node that the volume goes to.
+    Joined,
+}
+
+fn attachment(name: &str, node: &str, path: &Path) -> String {
+    format!(
+        "apiVersion: trellis.dev/v1alpha1\nkind: Attachment\nmetadata: {{name: {name}}}\nspec: {{claimName: data, node: {node}, consumer: {{mount: {{path: {}}}}}}}\n",
+        path.display()
+    )
+}
+
+/// A volume moves from the node of the service to another one, and an agent dies on the way.
+fn move_through(step: Step, dies: Dies) {
+    println!("death of {dies:?} at {}", step.name());
+    let armed = |who: Dies| (who == dies).then_some(step);
+    let mut service = Service::start_told(&["--link-address", "127.0.0.2"]);
+    let mut joined = JoinedNode::join_armed(&service, "b", armed(Dies::Joined));
+    service.wait("node b has a pool", |service| {
+        let pool = service.object("pools.trellis.dev", "default-b");
+        (!pool["status"]["capacity"].is_null()).then_some(())
+    });
+    first_copy_at_home(&service);
+    service.apply(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: two}\nprovisioner: trellis.dev\n\
+         parameters: {replicas: \"2\", allowSharedDisk: \"true\"}\n",
+    );
+    service.apply(&claim("data", "two", "320Mi"));
+    let path = service.mount("data");
+    let sum = write_file(&path.join("file"), 16 << 20, 3);
+    let there = service.path("there");
+    service.apply(&attachment("there", "b", &there));
+    if let Some(step) = armed(Dies::Service) {
+        service.kill();
+        service.up(&[("TRELLIS_CRASH_AT", step.name())]);
+    }
+    service.try_trellis(&["umount", "data"]);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut has_died = false;
+    loop {
+        if service.has_crashed() {
+            has_died = true;
+            service.up(&[]);
+        }
+        has_died |= joined.revive();
+        let object = service.object("attachments.trellis.dev", "there");
+        let is_there =
+            object["status"]["phase"] == "Attached" && object["status"]["hold"].is_null();
+        if is_there && has_died {
+            break;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "died: {has_died}\n{}",
+            service.everything()
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(checksum(&there.join("file")), sum);
+    let targets = service.objects("targets.trellis.dev");
+    assert_eq!(targets[0]["spec"]["node"], "b");
+    service.kubectl(&["delete", "attachments.trellis.dev", "there"]);
+    service.kubectl(&["delete", "pvc", "data"]);
+    service.wait("the copies are gone", |service| {
+        let copies = service.objects("replicas.trellis.dev");
+        copies.is_empty().then_some(())
+    });
+}
+
+#[test]
+fn a_death_at_any_step_of_a_move_heals() {
+    // Fails if a volume is lost, stuck or served twice when an agent dies on its way to another node.
+    for step in Step::ALL.iter().filter(|step| step.is_of_a_move()) {
+        move_through(*step, Dies::Service);
+    }
+    move_through(Step::TargetRetired, Dies::Service);
+    for step in [
+        Step::TargetServed,
+        Step::DeviceAttached,
+        Step::FilesystemMounted,
+        Step::AttachmentReported,
+    ] {
+        move_through(step, Dies::Joined);
+    }
 }

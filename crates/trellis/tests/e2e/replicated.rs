@@ -1,11 +1,13 @@
 //! Claims of three copies, under a load that is checked: whatever dies or freezes, no write fails and none is lost.
 
 mod deaths;
+mod fenced;
 mod initiators;
 mod load;
 mod portal;
 mod rot;
 mod together;
+mod unserved;
 mod upgrade;
 
 use std::path::{Path, PathBuf};
@@ -325,6 +327,25 @@ fn a_frozen_target_is_told_of_and_replaced() {
     service.trellis(&["grow", "data", "768Mi", "--wait"]);
     let target = serde_json::to_string(&target(&service)).unwrap();
     assert!(!target.contains("TargetSilent"), "{target}");
+    end(&service, &path);
+}
+
+// Fails if whoever writes while the target freezes sees an error or loses a write, or if the frozen one can wake after
+// another one has taken its place.
+#[test]
+fn a_target_that_freezes_under_load_is_replaced_and_never_wakes() {
+    let service = service_told(&["--silent-target-seconds", "6"]);
+    let path = mounted(&service);
+    let load = Load::start(&path.join("load"));
+    let frozen = process(&service, "target");
+    std::thread::sleep(Duration::from_millis(500));
+    kill_process(frozen, Signal::STOP).unwrap();
+    successor(&service, frozen);
+    let woken = kill_process(frozen, Signal::CONT);
+    assert_eq!(woken, Err(rustix::io::Errno::SRCH), "it was only frozen");
+    // What it had taken and not answered is answered by the next one.
+    std::thread::sleep(Duration::from_secs(2));
+    load.finish("the target frozen under load, and replaced");
     end(&service, &path);
 }
 

@@ -83,6 +83,16 @@ fn what_is_not_honoured_is_held_with_a_code() {
     let source = "  dataSource: {kind: PersistentVolumeClaim, name: other}\n";
     service.apply(&(claim("filled", "trellis", "320Mi") + source));
     wait_held(&service, "filled", "DataSourceUnsupported");
+    // The newer field, which may name what only others know.
+    let reference = "  dataSourceRef: {apiGroup: example.com, kind: Populator, name: other}\n";
+    service.apply(&(claim("populated", "trellis", "320Mi") + reference));
+    wait_held(&service, "populated", "DataSourceUnsupported");
+    let said = service.trellis_any(&["explain", "populated"]);
+    assert!(said.contains("Populator \"other\""), "{said}");
+    // No volume is made for a claim that selects one, although the class is ours.
+    let selecting = "  selector: {matchLabels: {disk: fast}}\n";
+    service.apply(&(claim("selecting", "trellis", "320Mi") + selecting));
+    wait_held(&service, "selecting", "SelectorUnmatched");
     service.apply(&(claim("named", "trellis", "320Mi") + "  volumeName: nowhere\n"));
     wait_held(&service, "named", "VolumeNotFound");
     service.apply(

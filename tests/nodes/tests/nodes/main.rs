@@ -2,4 +2,6 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod authorization;
+mod disturbed;
 mod harness;
+mod moves;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use trellis_api::about::About;
-use trellis_api::kinds::{Pool, Replica};
+use trellis_api::kinds::{Members, Pool, Replica, Target, Volume};
 
 use super::{Fate, Node, ReplicaJob, ReplicatedJob, TargetJob};
 use crate::disks;
@@ -17,6 +17,7 @@ use crate::stored::StoredVolume;
 use crate::volume::copies::{staying, to_begin_with};
 use crate::volume::parts::{reservations, was_served};
 use crate::volume::recovery::is_recovered;
+use crate::volume::serving::scrubbed_since;
 
 /// Copies that are being deleted and whose pools are no longer known.
 pub(super) fn adrift(
@@ -40,8 +41,11 @@ pub(super) fn replicated_job(
     adrift: Vec<Arc<Replica>>,
     pool_of: &dyn Fn(&str) -> Option<Arc<Pool>>,
 ) -> ReplicatedJob {
-    let target = view.target.as_ref().zip(view.volume.as_ref());
-    let target = target.filter(|(target, _)| target.spec.node == node.name);
+    let of_volume = view.target.as_ref().zip(view.volume.as_ref());
+    let here = of_volume.filter(|(target, _)| target.spec.node == node.name);
+    let target = here.filter(|(target, _)| !target.spec.rests);
+    let resting = here.filter(|(target, _)| target.spec.rests);
+    let elsewhere = of_volume.filter(|(target, _)| target.spec.node != node.name);
     let addresses = view.replicas.iter().filter_map(|each| {
         let status = each.status.as_ref()?;
         // On this node by its socket, and from elsewhere by its link.
@@ -78,10 +82,8 @@ pub(super) fn replicated_job(
                 when_full: volume.spec.when_full,
                 addresses: addresses.collect(),
                 unlinked: unlinked.into_iter().collect(),
-                scrub: ScrubWish {
-                    requested: volume.spec.scrub_requested.clone(),
-                    interval_seconds: volume.spec.scrub_interval_seconds,
-                },
+                scrub: scrub_wish(target, volume),
+                term: target.spec.term,
                 iscsi: volume.spec.iscsi.clone(),
                 secret: None,
             },
@@ -92,8 +94,33 @@ pub(super) fn replicated_job(
                 disks::shared_by(staying(view), pool_of)
             },
         }),
+        resting: resting.map(|(target, _)| target.clone()),
+        elsewhere: elsewhere.map(|(target, _)| target.spec.node.clone()),
+        agreed: elsewhere.or(resting).and_then(|(target, _)| agreed(target)),
         copies,
         adrift,
+    }
+}
+
+/// Which copies count, if the target has said so after it was told which ones are to stay: from then on it lets no other
+/// copy count.
+fn agreed(target: &Target) -> Option<Members> {
+    let status = target.status.as_ref()?;
+    let is_of_now = status.observed_generation == target.metadata.generation;
+    status.members.clone().filter(|_| is_of_now)
+}
+
+/// When the copies are to be compared, and what is known of the last time: the target may have run on another node
+/// then.
+fn scrub_wish(target: &Target, volume: &Volume) -> ScrubWish {
+    let last = target.status.as_ref();
+    let last = last.and_then(|status| status.scrub.clone());
+    let finished = last.as_ref().and_then(|last| last.finished.as_deref());
+    ScrubWish {
+        requested: volume.spec.scrub_requested.clone(),
+        interval_seconds: volume.spec.scrub_interval_seconds,
+        since: Some(scrubbed_since(volume, finished).to_string()),
+        last,
     }
 }
 

@@ -75,6 +75,12 @@ pub struct ScrubWish {
     /// How often a scrub runs by itself, in seconds; 0 for never.
     #[serde(default)]
     pub interval_seconds: u64,
+    /// When the interval until the next one began (RFC 3339).
+    #[serde(default)]
+    pub since: Option<String>,
+    /// The last one, as it was reported.
+    #[serde(default)]
+    pub last: Option<ScrubSeen>,
 }
 
 /// A target on this machine.
@@ -89,6 +95,8 @@ pub struct TargetPlace {
     /// The copies that are asked for. The target decides from what it sees of them which ones count
     /// ([`crate::volume::members::who_counts`]).
     pub wanted: CopiesWanted,
+    /// How often it was decided anew where the volume is served.
+    pub term: u32,
     /// The copies that it goes on with after others were lost for good.
     pub recovery: Option<Recovery>,
     /// The recovered volume has been served. From now on it starts like any other.
@@ -125,6 +133,8 @@ pub struct TargetFound {
     pub iqn: Option<String>,
     /// Its iSCSI address.
     pub portal: Option<String>,
+    /// How many initiators are logged in there.
+    pub sessions: u32,
     /// The copies that count now. During a change of the view, those of both sides.
     pub members: Members,
     /// Which history it serves; none while it serves nothing.
@@ -178,6 +188,16 @@ pub trait Copies: Send + Sync + 'static {
 
     /// Raises the copies and what the target serves.
     fn raise_target(&self, target: &TargetPlace, to: Bytes) -> Result<(), Hold>;
+
+    /// Whether there is a target of the volume on this machine, or something that is left of one.
+    fn has_target(&self, volume: &str) -> bool;
+
+    /// Gives every request that waits for the target an error, for ever: its volume is served elsewhere, so that it will
+    /// never be answered. Whoever waited lets go of the volume then.
+    fn abandon_target(&self, volume: &str) -> Result<(), Hold>;
+
+    /// The term of another target whose copies this one was refused by, if that is later than the term it was given.
+    fn outbid(&self, volume: &str) -> Option<u32>;
 
     /// Ends a target; does nothing if there is none.
     fn retire_target(&self, volume: &str) -> Result<(), Hold>;

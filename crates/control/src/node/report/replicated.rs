@@ -4,7 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::ResourceExt;
 use trellis_api::kinds::conditions::{Says, renew};
 use trellis_api::kinds::{
-    DATA_FINALIZER, ReplicaPhase, ReplicaState, ReplicaStatus, RungStatus, TargetStatus,
+    DATA_FINALIZER, RESTING, ReplicaPhase, ReplicaState, ReplicaStatus, RungStatus, Target,
+    TargetStatus,
 };
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
@@ -56,11 +57,42 @@ pub(super) fn writes(
     if let Some(target) = &replicated.target {
         writes.extend(match &outcome.target {
             Some(Ok(found)) => target_write(&asked, job, target, found, outcome, now),
-            Some(Err(hold)) => target_refused(&asked, job, target, hold, now),
+            Some(Err(hold)) => target_refused(&asked, job, target, outcome.outbid, hold, now),
             None => None,
         });
     }
+    let resting = replicated.resting.as_ref().filter(|_| outcome.rests);
+    writes.extend(resting.and_then(|target| target_rests(target, now)));
     writes
+}
+
+/// What the target said last stays true while it rests: nobody can change the copies without it.
+fn target_rests(target: &Target, now: &MicroTime) -> Option<Write> {
+    let old = target.status.clone().unwrap_or_default();
+    let rests = Says {
+        kind: "Available",
+        is_true: true,
+        reason: RESTING,
+        message: "Nobody uses the volume. It is served again as soon as somebody does.",
+        began: None,
+    };
+    let new = TargetStatus {
+        observed_generation: target.metadata.generation,
+        portal: None,
+        conditions: with_condition(&old.conditions, rests, now),
+        ..old.clone()
+    };
+    let place = Place::named(Object::Target, target.name_any());
+    status_write(place, &old, &new)
+}
+
+/// The conditions with this one renewed.
+fn with_condition(old: &[Condition], says: Says<'_>, now: &MicroTime) -> Vec<Condition> {
+    let renewed = renew(old, &[says], now);
+    let is_other = |each: &&Condition| renewed.iter().all(|new| new.type_ != each.type_);
+    let mut conditions: Vec<Condition> = old.iter().filter(is_other).cloned().collect();
+    conditions.extend(renewed);
+    conditions
 }
 
 /// Blocks of copies that did not match their checksums and were not reported yet, for the claim.
@@ -201,6 +233,8 @@ fn target_write(
     };
     let hold = found.hold.clone().or_else(of_ladder);
     let new = TargetStatus {
+        observed_generation: target.object.metadata.generation,
+        outbid: None,
         capacity: Some(volume.size),
         conditions: conditions(
             &old.conditions,
@@ -213,6 +247,7 @@ fn target_write(
         rung: Some(volume.clone()),
         iqn: found.iqn.clone(),
         portal: found.portal.clone(),
+        sessions: found.sessions,
         members: Some(found.members.clone()),
         lineage: found.lineage.clone().or_else(|| old.lineage.clone()),
         replicas: found.replicas.clone(),
@@ -233,6 +268,7 @@ fn target_refused(
     asked: &Asked,
     job: &Job,
     target: &TargetJob,
+    outbid: Option<u32>,
     hold: &Hold,
     now: &MicroTime,
 ) -> Option<Write> {
@@ -252,6 +288,7 @@ fn target_refused(
     conditions.retain(is_other);
     conditions.extend(renewed);
     let new = TargetStatus {
+        outbid,
         hold: Some(hold.clone()),
         conditions,
         ..old.clone()

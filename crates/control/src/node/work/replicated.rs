@@ -32,10 +32,8 @@ pub(super) fn work(
         }
     }
     let Some(target) = &replicated.target else {
-        if !job.uses.is_empty() {
-            outcome.uses = refuse_all(job, &not_here(job));
-        }
-        return;
+        without_target(machine, job, replicated, outcome);
+        return let_go(machine, replicated, outcome);
     };
     let place = with_addresses(&target.place, replicated, outcome);
     let was_served = |status: &TargetStatus| status.capacity.is_some();
@@ -59,19 +57,81 @@ pub(super) fn work(
         }
         Err(hold) => {
             outcome.uses = refuse_all(job, &hold);
+            outcome.outbid = machine.copies.outbid(&place.volume);
             outcome.target = Some(Err(hold));
         }
     }
     let_go(machine, replicated, outcome);
 }
 
-/// Copies that are to go and that no longer count, as the target has just said. What is stored about it may be
-/// outdated, and bytes that are gone do not come back.
-fn let_go(machine: &Machine, replicated: &ReplicatedJob, outcome: &mut Outcome) {
-    let Some(Ok(found)) = &outcome.target else {
+/// The target runs elsewhere, or rests: what is left of it here goes.
+fn without_target(machine: &Machine, job: &Job, replicated: &ReplicatedJob, outcome: &mut Outcome) {
+    if !job.uses.is_empty() {
+        outcome.uses = refuse_all(job, &not_here(job, replicated));
+    }
+    let Some(stage) = &job.staging else {
         return;
     };
-    let members = found.members.replicas.clone();
+    if machine.copies.has_target(&stage.volume)
+        && let Err(hold) = leave(machine, job)
+    {
+        if !job.uses.is_empty() {
+            outcome.uses = refuse_all(job, &hold);
+        }
+        outcome.left_behind = Some(hold);
+        return;
+    }
+    outcome.rests = replicated.resting.is_some();
+    outcome.taken = replicated.elsewhere.is_some();
+}
+
+/// Whoever uses here a volume that is served elsewhere has lost it: this node was lost for a while, and the volume went to
+/// another one. What they wait for will never be answered. They get errors, before anything here could wait for the
+/// same.
+pub(super) fn abandon(machine: &Machine, job: &Job, replicated: &ReplicatedJob) {
+    let is_used = !job.uses.is_empty() || !job.endings.is_empty();
+    let Some(stage) = job.staging.as_ref().filter(|_| is_used) else {
+        return;
+    };
+    let Some(node) = &replicated.elsewhere else {
+        return;
+    };
+    if machine.copies.has_target(&stage.volume) {
+        tracing::warn!(
+            volume = stage.volume,
+            node,
+            "the volume was moved to another node while this one was lost; its users here get errors"
+        );
+        if let Err(hold) = machine.copies.abandon_target(&stage.volume) {
+            tracing::warn!(volume = stage.volume, "{}", hold.message);
+        }
+    }
+}
+
+/// Ends what is left of a target here, with what stands on it.
+fn leave(machine: &Machine, job: &Job) -> Result<(), Hold> {
+    let Some(stage) = &job.staging else {
+        return Ok(());
+    };
+    let stage = Stage {
+        backing: machine.copies.target_backing(&stage.volume),
+        ..stage.clone()
+    };
+    for each in &job.uses {
+        machine.consumers.unpublish(&stage, &each.usage)?;
+    }
+    end_target(machine, job)
+}
+
+/// Copies that are to go and that no longer count, as the target says: the one here has just said it, and one elsewhere
+/// has said it after it knew that they are to go. Any other report may be outdated, and bytes that are gone do not come
+/// back.
+fn let_go(machine: &Machine, replicated: &ReplicatedJob, outcome: &mut Outcome) {
+    let members = match (&outcome.target, &replicated.agreed) {
+        (Some(Ok(found)), _) => found.members.replicas.clone(),
+        (None, Some(agreed)) => agreed.replicas.clone(),
+        _ => return,
+    };
     let adrift = replicated.adrift.iter();
     let adrift = adrift.filter(|each| !members.contains(&each.identity()));
     outcome
@@ -186,13 +246,19 @@ fn incomplete(place: &TargetPlace, copies: usize) -> Hold {
     Hold::new(HoldReason::ReplicaUnavailable, message)
 }
 
-fn not_here(job: &Job) -> Hold {
+fn not_here(job: &Job, replicated: &ReplicatedJob) -> Hold {
     let volume = job.staging.as_ref().map(|stage| stage.volume.as_str());
-    let message = format!(
-        "The target of volume {} runs on another node.",
-        volume.unwrap_or("of the claim")
-    );
-    Hold::new(HoldReason::TargetDown, message)
+    let volume = volume.unwrap_or("of the claim");
+    match &replicated.elsewhere {
+        Some(node) => {
+            let message = format!("Volume {volume} is served on node {node}.");
+            Hold::new(HoldReason::UsedElsewhere, message)
+        }
+        None => {
+            let message = format!("The target of volume {volume} does not run yet.");
+            Hold::new(HoldReason::TargetDown, message)
+        }
+    }
 }
 
 fn use_and_climb(

@@ -8,7 +8,9 @@
 //!
 //! Exactly one supervisor starts the volume, one instance at a time. A starting volume takes the generation after the
 //! highest that a replica reports. From then on the replicas refuse the previous coordinator, and its handle ends
-//! ([`Ended::Deposed`]). Two that start at the same time would depose each other until one gives up.
+//! ([`Ended::Deposed`]). Two of one term that start at the same time would depose each other until one gives up. Whoever
+//! moves a volume to another node gives it a later term ([`Term`]): then the previous one gives up at once, however often
+//! it is started.
 //!
 //! A replica that was away when the volume started may have made its promise to a later coordinator that never served.
 //! When it comes back, nobody can tell that from a real successor. So the volume ends and must be started again.
@@ -33,7 +35,7 @@ use uuid::Uuid;
 use super::{Address, Credentials, LocalReplica, Trouble};
 use crate::coordinator::{GrowthHeld, IoOp, Limits, Status, Takeover};
 use crate::drive::lent::{Arena, Slot};
-use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, SnapshotRecord};
+use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, SnapshotRecord, Term};
 use crate::replica::{BLOCK, SIZE_MAX};
 use crate::{Error, Result};
 use owner::Owner;
@@ -67,8 +69,9 @@ pub struct VolumeSettings {
     pub credentials: Option<Credentials>,
     /// Bounds.
     pub limits: Limits,
-    /// The lowest generation to take, for a supervisor that counts for itself.
-    pub generation_min: u64,
+    /// How often it was decided anew where the volume is served. A volume of an earlier term never takes over from one
+    /// of a later term.
+    pub term: Term,
     /// How long a request waits for a volume that cannot serve it.
     pub patience: Duration,
     /// What becomes of a write for which too many pools have no space.
@@ -95,7 +98,7 @@ impl VolumeSettings {
             addresses,
             credentials: None,
             limits: Limits::default(),
-            generation_min: 1,
+            term: Term::default(),
             patience: Duration::from_secs(30),
             when_full: WhenFull::Wait,
             lineage: Lineage::Original,

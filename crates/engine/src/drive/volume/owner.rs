@@ -24,7 +24,7 @@ use super::{Ended, LocalReplica, Troubles, VolumeError, VolumeSettings, WhenFull
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status, Takeover};
 use crate::drive::Address;
 use crate::drive::lent::Arena;
-use crate::proto::{Config, Geometry, Promise, ReplicaId, SnapshotRecord, View};
+use crate::proto::{Config, Geometry, Promise, ReplicaId, SnapshotRecord, Term, View};
 
 /// How often the coordinator is told the time: while requests wait, and otherwise.
 const TICK_BUSY: Duration = Duration::from_millis(20);
@@ -126,9 +126,7 @@ impl Owner {
         watch::Receiver<Option<Ended>>,
     ) {
         let promise = Promise {
-            generation: settings
-                .generation_min
-                .max(settings.lineage.generation_min()),
+            generation: settings.term.generation_min(settings.lineage),
             owner: some_owner(),
         };
         let view = match settings.takeover {
@@ -481,7 +479,7 @@ impl Owner {
                 volume = %self.settings.volume,
                 "a region has no holder left; it is decided again which bytes count"
             );
-            self.succeed(self.promise.generation + 1);
+            self.retake();
         }
         has_peeked
     }
@@ -562,13 +560,26 @@ impl Owner {
     }
 
     /// A later coordinator has a promise. Before we have served, that is one that is gone and whose generation we did
-    /// not know; afterwards it is a successor.
+    /// not know; afterwards it is a successor. One of a later term is a successor in any case.
     fn deposed(&mut self, by: Promise) {
         self.generations_tried += 1;
-        if self.has_served || self.generations_tried >= GENERATIONS_TRIED_MAX {
+        let next = self.settings.term.above(by.generation);
+        let is_outbid = Term::of_generation(next) > self.settings.term;
+        if self.has_served || is_outbid || self.generations_tried >= GENERATIONS_TRIED_MAX {
             self.end = Some(Ended::Deposed { by });
         } else {
-            self.succeed(by.generation + 1);
+            self.succeed(next);
+        }
+    }
+
+    /// Decides again which bytes count. If the term has no generation left for that, it ends: whoever starts the volume
+    /// again gives it another term.
+    fn retake(&mut self) {
+        let next = self.promise.generation + 1;
+        if Term::of_generation(next) > self.settings.term {
+            self.end = Some(Ended::Deposed { by: self.promise });
+        } else {
+            self.succeed(next);
         }
     }
 

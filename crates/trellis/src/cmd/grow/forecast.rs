@@ -10,6 +10,7 @@ use trellis_control::claim::provision;
 use trellis_control::ledger::Ledger;
 use trellis_control::plan::Promise;
 use trellis_control::view::View;
+use trellis_control::volume::nodes::Nodes;
 use trellis_control::volume::rooms::{LargerCopy, Pools, Rooms};
 
 use crate::claim_view::reported;
@@ -52,8 +53,11 @@ impl Forecast {
             .iter()
             .for_each(|replica| drop(ledger.note(None, Some(replica))));
         let open = ledger.open();
+        // A growth asks for room where the copies are, and never for another place.
+        let nodes = Nodes::default();
         let rooms = Pools {
             pools: pools.into_iter().map(Arc::new).collect(),
+            nodes: &nodes,
             ledger: &open,
         };
         let (to, too_large) = match provision::goal(to) {

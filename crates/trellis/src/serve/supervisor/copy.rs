@@ -11,10 +11,14 @@ use trellis_keeper::message::{Wanted, send};
 use trellis_keeper::paths::{ProcessPaths, RunDir, copy_name};
 
 use super::super::message::{CopyRequest, CopySettings, CopyStatus, tell_copy};
+use super::keeper::becomes;
 use super::{Supervisor, down, lock};
 
 /// How long a copy may take to answer. It does not touch its disk for that.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How long it may take from its first socket to the one on which it hears us.
+const CONTROL_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Where a copy can be reached.
 pub struct Reached {
@@ -117,6 +121,8 @@ impl Supervisor {
         paths: &ProcessPaths,
         settings: CopySettings,
     ) -> CopyStatus {
+        // It listens for targets before it listens for us.
+        becomes(|| paths.control.exists(), || false, CONTROL_TIME_MAX);
         let told = tell_copy(&paths.control, settings, ANSWER_TIME_MAX);
         let told = told.and_then(|status| {
             let source = (volume.to_owned(), name.to_owned());

@@ -70,6 +70,7 @@ impl Supervisor {
             volume_id: place.volume_id.clone(),
             members: place.members.clone(),
             wanted: place.wanted.clone(),
+            term: place.term,
             recovery: place.recovery.clone(),
             is_recovered: place.is_recovered,
             fails_after: place.fails_after,
@@ -84,6 +85,7 @@ impl Supervisor {
         };
         self.write_settings(&run, &settings)?;
         write_secret(&run, place)?;
+        self.refuse_outbid(&run, place)?;
         if lock(&self.silent).contains(&place.volume) {
             let message = format!(
                 "The target of volume {} does not answer; it is replaced when it has been silent for {} s (its log is {}).",
@@ -125,6 +127,52 @@ impl Supervisor {
         self.wish(&paths, &Request::Grow { to }, GROWTH_TIME_MAX)
     }
 
+    /// Whether there is a target of the volume here, or something that is left of one.
+    pub fn has_target(&self, volume: &str) -> bool {
+        RunDir::of(&self.run, volume).target_settings().exists()
+    }
+
+    /// The term that copies have followed instead of the target here.
+    pub fn outbid(&self, volume: &str) -> Option<u32> {
+        let is_term = |text: &str| text.parse::<u32>().is_ok();
+        let path = RunDir::of(&self.run, volume).outbid();
+        let text = trellis_files::read_whole(&path, is_term).ok().flatten()?;
+        text.parse().ok()
+    }
+
+    /// A target whose copies have followed one of a later term is not started again before it has a term above that.
+    fn refuse_outbid(&self, run: &RunDir, place: &TargetPlace) -> Result<(), Hold> {
+        let Some(term) = self.outbid(&place.volume) else {
+            return Ok(());
+        };
+        if place.term > term {
+            let _ = std::fs::remove_file(run.outbid());
+            return Ok(());
+        }
+        self.dismiss(&place.volume, TARGET)?;
+        let message = format!(
+            "Copies of volume {} have followed a target of term {term}; the one here has term {}.",
+            place.volume, place.term
+        );
+        Err(Hold::new(HoldReason::TargetOutbid, message))
+    }
+
+    /// Ends the target and its connection, whoever waits for it. What stands on the file is left to whoever put it there.
+    pub fn abandon_target(&self, volume: &str) -> Result<(), Hold> {
+        let paths = RunDir::of(&self.run, volume).process(TARGET);
+        self.dismiss(volume, TARGET)?;
+        self.end(volume, TARGET, &paths)?;
+        self.release(volume)
+    }
+
+    fn release(&self, volume: &str) -> Result<(), Hold> {
+        if self.keeper.is_living() {
+            let volume = volume.to_owned();
+            self.keeper.ask(&KeeperRequest::Release { volume })?;
+        }
+        Ok(())
+    }
+
     /// Removes the file and ends the target.
     pub fn retire_target(&self, volume: &str) -> Result<(), Hold> {
         let run = RunDir::of(&self.run, volume);
@@ -134,10 +182,7 @@ impl Supervisor {
             self.wish(&paths, &Request::Stop, END_TIME_MAX)?;
             self.end(volume, TARGET, &paths)?;
         }
-        if self.keeper.is_living() {
-            let volume = volume.to_owned();
-            self.keeper.ask(&KeeperRequest::Release { volume })?;
-        }
+        self.release(volume)?;
         lock(&self.settings).remove(volume);
         lock(&self.turns).remove(volume);
         let place = run.file();
@@ -147,18 +192,17 @@ impl Supervisor {
         }
         let recovered = run.path().join(super::super::RECOVERED);
         let others = [
-            run.target_settings(),
             run.port(),
             run.secret(),
             run.target_secret(),
             run.scrubbed(),
+            run.outbid(),
             recovered,
+            // Last: it says that there is something left of a target.
+            run.target_settings(),
         ];
-        for file in
-            others
-                .iter()
-                .chain([&paths.socket, &paths.deaf_socket, &paths.lock, &paths.log])
-        {
+        let of_process = [&paths.socket, &paths.deaf_socket, &paths.lock, &paths.log];
+        for file in of_process.into_iter().chain(&others) {
             let _ = std::fs::remove_file(file);
         }
         let _ = std::fs::remove_dir(run.path());
@@ -219,12 +263,20 @@ impl Supervisor {
                 !matches!(each.state, ReplicaState::Away | ReplicaState::Silent)
             };
             let answering = status.replicas.iter().filter(counts).filter(answers);
+            let mut answering = answering.peekable();
+            let is_behind = |each: &ReplicaSeen| each.state == ReplicaState::Repairing;
+            let all_behind = answering.peek().is_some() && answering.clone().all(is_behind);
             format!(
-                "{} of {} copies of volume {} answer, and {} must have a write.",
+                "{} of {} copies of volume {} answer, and {} must have a write.{}",
                 answering.count(),
                 settings.members.replicas.len(),
                 settings.volume,
-                settings.members.consistency_factor
+                settings.members.consistency_factor,
+                if all_behind {
+                    " None of them holds everything."
+                } else {
+                    ""
+                }
             )
         };
         let too_few = || Hold::new(HoldReason::TooFewReplicas, there());
@@ -246,6 +298,7 @@ impl Supervisor {
             backing: run.file().join("volume"),
             iqn: Some(settings.iqn.clone()),
             portal: status.portal.clone(),
+            sessions: status.sessions,
             hold: if status.available {
                 status.growth_held.map(growth_hold)
             } else {

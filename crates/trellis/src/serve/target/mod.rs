@@ -28,7 +28,7 @@ use trellis_control::node::target_user;
 use trellis_control::volume::members::who_counts;
 use trellis_engine::coordinator::{Status, Takeover};
 use trellis_engine::drive::{Address, Credentials, Ended, Volume, VolumeError, VolumeSettings};
-use trellis_engine::proto::{Config, Lineage, ReplicaId};
+use trellis_engine::proto::{Config, Lineage, ReplicaId, Term};
 use trellis_iscsi::login::Chap;
 use trellis_iscsi::{Access, Server, ServerConfig};
 use trellis_keeper::paths::RunDir;
@@ -54,6 +54,8 @@ const BUSY_AFTER: Duration = Duration::from_secs(10);
 const GROWTH_TIME_MAX: Duration = Duration::from_secs(20);
 /// The shortest time between two reports of a changed status.
 const TELL_EVERY: Duration = Duration::from_millis(100);
+/// How often to look who is logged in.
+const SESSIONS_LOOK_EVERY: Duration = Duration::from_secs(2);
 /// How long sessions have to log out.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -81,11 +83,14 @@ pub struct Target {
     is_begun: AtomicBool,
     /// What was last asked of the volume.
     wish: Mutex<Option<Wish>>,
+    /// Held while it is decided who counts.
+    adjusting: tokio::sync::Mutex<()>,
     run: RunDir,
     runtime: Handle,
     file: Mutex<Option<fuse::Server>>,
     keeping: Keeping,
-    portal: Mutex<Option<SocketAddr>>,
+    /// Where initiators find it.
+    portal: Mutex<Option<Arc<Server>>>,
     /// What scrubs have found, and when.
     scrubs: scrub::Scrubs,
     /// Counts what the agent should know.
@@ -120,12 +125,13 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         when_full: status::when_full(settings.when_full),
         lineage: beginning.lineage,
         takeover: beginning.takeover,
+        term: Term::new(settings.term),
         credentials: credentials(&settings)?,
         ..VolumeSettings::new(id, config, addresses)
     });
     let began = Timestamp::now();
     let (end, mut ends) = watch::channel(false);
-    let scrubs = scrub::Scrubs::remembered(run.scrubbed());
+    let scrubs = scrub::Scrubs::remembered(run.scrubbed(), &settings.scrub);
     let target = Arc::new(Target {
         began,
         bytes: Bytewise::new(volume.clone()),
@@ -133,6 +139,7 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
         keeping: Keeping::new(verb.keeper.clone(), settings.volume.clone()),
         settings: Mutex::new(settings),
         wish: Mutex::default(),
+        adjusting: tokio::sync::Mutex::default(),
         lineage: beginning.lineage,
         is_begun: AtomicBool::new(beginning.takeover == Takeover::Quorum),
         run,
@@ -164,7 +171,10 @@ pub async fn run(verb: &ServeTarget) -> anyhow::Result<()> {
 fn over(target: &Target, ended: Ended) -> anyhow::Result<()> {
     target.leave_file();
     match ended {
-        Ended::Deposed { by } => bail!("another target has taken over: {by:?}"),
+        Ended::Deposed { by } => {
+            target.note_outbid(by.generation)?;
+            bail!("another target has taken over: {by:?}")
+        }
         Ended::Stopped => Ok(()),
     }
 }
@@ -172,13 +182,11 @@ fn over(target: &Target, ended: Ended) -> anyhow::Result<()> {
 /// Shows the volume, as soon as it serves, as long as the process lives.
 async fn serve(target: Arc<Target>, id: Uuid) -> anyhow::Result<()> {
     target.volume.ready().await?;
-    let server = target.serve_by_iscsi(id)?;
+    target.serve_by_iscsi(id)?;
     let showing = target.clone();
     tokio::task::spawn_blocking(move || showing.show_file()).await??;
     target.tell();
-    std::future::pending::<()>().await;
-    drop(server);
-    Ok(())
+    std::future::pending().await
 }
 
 /// Tells whoever uses the volume that it has grown, and the agent of every change.
@@ -190,6 +198,8 @@ async fn tell_changes(target: Arc<Target>) -> anyhow::Result<()> {
         let changed = tokio::select! {
             changed = statuses.changed() => changed,
             changed = troubles.changed() => changed,
+            // Nobody else says that initiators come and go.
+            () = tokio::time::sleep(SESSIONS_LOOK_EVERY) => Ok(()),
         };
         if changed.is_err() {
             break;
@@ -229,6 +239,17 @@ impl Target {
     /// Does something with the file, if it is there.
     pub fn with_file<T>(&self, act: impl FnOnce(&fuse::Server) -> T) -> Option<T> {
         self.file().as_ref().map(act)
+    }
+
+    /// Writes down that copies have followed a coordinator that this term cannot outbid. Whoever starts targets decides
+    /// what becomes of it.
+    fn note_outbid(&self, generation: u64) -> anyhow::Result<()> {
+        let own = Term::new(self.settings().term);
+        if Term::of_generation(own.above(generation)) > own {
+            let term = Term::of_generation(generation).max(own).number();
+            trellis_files::ensure(&self.run.outbid(), term.to_string().as_bytes())?;
+        }
+        Ok(())
     }
 
     fn tell(&self) {
@@ -305,7 +326,7 @@ impl Target {
     }
 
     /// Serves the volume over iSCSI, at the old address if that is free.
-    fn serve_by_iscsi(&self, id: Uuid) -> anyhow::Result<Server> {
+    fn serve_by_iscsi(&self, id: Uuid) -> anyhow::Result<()> {
         let settings = self.settings();
         let port_file = self.run.port();
         let is_port = |text: &str| text.parse::<u16>().is_ok();
@@ -345,8 +366,8 @@ impl Target {
             )),
         )?;
         server.portal().add_target(target)?;
-        *self.portal.lock().unwrap_or_else(PoisonError::into_inner) = Some(address);
-        Ok(server)
+        *self.portal.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(server));
+        Ok(())
     }
 
     fn settings(&self) -> Settings {
@@ -380,6 +401,9 @@ impl Target {
     /// Decides from the present state of the copies which should count, and where they are reached. It does not use
     /// what is stored about them, which may be outdated. A change that is under way ends first.
     async fn adjust_members(&self) -> Result<(), VolumeError> {
+        // One at a time: a decision from outdated settings must not follow one from newer settings, or a copy that is to
+        // go could count again after the agent was told that it does not.
+        let _turn = self.adjusting.lock().await;
         let status = self.volume.status();
         let settings = self.settings();
         if !self.has_begun(&status) {
@@ -480,7 +504,11 @@ impl Target {
     pub fn status(&self) -> TargetStatus {
         let status = self.volume.status();
         let troubles = self.volume.troubles();
-        let portal = *self.portal.lock().unwrap_or_else(PoisonError::into_inner);
+        let portal = self.portal.lock();
+        let portal = portal.unwrap_or_else(PoisonError::into_inner).clone();
+        let sessions = portal
+            .as_ref()
+            .map(|server| server.portal().session_count());
         TargetStatus {
             served: Some(self.volume.size())
                 .filter(|size| *size > 0)
@@ -498,7 +526,10 @@ impl Target {
                 .map(|each| seen(self.began, each, troubles.get(each.0)))
                 .collect(),
             growth_held: status.growth_held.map(held_reason),
-            portal: portal.map(|address| address.to_string()),
+            portal: portal.map(|server| server.local_addr().to_string()),
+            sessions: sessions
+                .and_then(|count| count.try_into().ok())
+                .unwrap_or_default(),
             file: self.has_file(),
             scrub: self.scrubs.seen(&status.scrub),
             repairs_left: repairs_left(&status),

@@ -9,6 +9,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use trellis_api::Bytes;
 use trellis_api::kinds::ScrubSeen;
+use trellis_control::node::machine::ScrubWish;
 use trellis_engine::coordinator::{ScrubResult, ScrubStatus};
 
 use super::Target;
@@ -36,6 +37,24 @@ struct Remembered {
     skipped: u64,
 }
 
+impl Remembered {
+    /// What is known of the last scrub from its report.
+    fn reported(wish: &ScrubWish) -> Remembered {
+        let time = |text: &String| text.parse::<Timestamp>().ok();
+        let last = wish.last.clone().unwrap_or_default();
+        Remembered {
+            since: wish.since.as_ref().and_then(time),
+            request: last.request,
+            finished: last.finished.as_ref().and_then(time),
+            checked: last.checked.get(),
+            found: last.found,
+            mended: last.mended,
+            differed: last.differed,
+            skipped: last.skipped,
+        }
+    }
+}
+
 /// The scrubs of a volume.
 pub struct Scrubs {
     path: PathBuf,
@@ -43,10 +62,12 @@ pub struct Scrubs {
 }
 
 impl Scrubs {
-    /// What an earlier target has left. If it cannot be read, no harm is done: a scrub comes sooner then.
-    pub fn remembered(path: PathBuf) -> Scrubs {
+    /// What an earlier target has left here, or has reported from another node. If it cannot be read, no harm is done: a
+    /// scrub comes sooner then.
+    pub fn remembered(path: PathBuf, wish: &ScrubWish) -> Scrubs {
         let text = std::fs::read(&path).unwrap_or_default();
-        let mut remembered: Remembered = serde_json::from_slice(&text).unwrap_or_default();
+        let left = serde_json::from_slice(&text);
+        let mut remembered: Remembered = left.unwrap_or_else(|_| Remembered::reported(wish));
         remembered.since = remembered.since.or_else(|| Some(Timestamp::now()));
         let scrubs = Scrubs {
             path,
@@ -163,5 +184,44 @@ pub async fn run(target: Arc<Target>) {
             target.scrubs.finished(request, result);
             target.tell();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn settings(scrub: &ScrubWish) -> Settings {
+        serde_json::from_value(serde_json::json!({
+            "volume": "v", "volumeId": "", "iqn": "", "addresses": {},
+            "members": { "version": 1, "consistencyFactor": 2, "replicas": [] },
+            "scrub": scrub,
+        }))
+        .unwrap()
+    }
+
+    // Fails if a scrub runs by itself before its time, or while copies are away or being repaired, or if one that
+    // somebody asks for waits for that, or is run twice.
+    #[test]
+    fn an_automatic_scrub_waits_for_its_time_and_for_whole_copies() {
+        let directory = tempfile::tempdir().unwrap();
+        let hour_ago = Timestamp::now() - SignedDuration::from_hours(1);
+        let wish = |interval_seconds: u64, requested: Option<&str>| ScrubWish {
+            interval_seconds,
+            requested: requested.map(str::to_owned),
+            since: Some(hour_ago.to_string()),
+            last: None,
+        };
+        let scrubs = Scrubs::remembered(directory.path().join("scrubbed"), &wish(0, None));
+        let due = |wish: ScrubWish, is_quiet: bool| scrubs.due(&settings(&wish), is_quiet);
+        assert_eq!(due(wish(1800, None), true), Some(None));
+        assert_eq!(due(wish(1800, None), false), None);
+        assert_eq!(due(wish(7200, None), true), None);
+        assert_eq!(due(wish(0, None), true), None);
+        let asked = Some("now".to_owned());
+        assert_eq!(due(wish(7200, Some("now")), false), Some(asked.clone()));
+        scrubs.finished(asked, ScrubResult::default());
+        assert_eq!(due(wish(1800, Some("now")), true), None);
     }
 }

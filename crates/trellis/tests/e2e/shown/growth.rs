@@ -47,12 +47,17 @@ fn resizing(service: &Service) -> Vec<Resizing> {
     all
 }
 
-/// Waits until all layers agree that `Resizing` is so.
-fn wait_resizing(service: &Service, what: &str, is_so: impl Fn(&Resizing) -> bool) -> Resizing {
+/// Waits until all layers agree that `Resizing` is so. There is a volume, a target, and the copies.
+fn wait_resizing(
+    service: &Service,
+    copies: usize,
+    what: &str,
+    is_so: impl Fn(&Resizing) -> bool,
+) -> Resizing {
     service.wait(what, |service| {
         let all = resizing(service);
         let agree = all.iter().all(&is_so);
-        (agree && all.len() >= KINDS.len()).then(|| all[0].clone())
+        (agree && all.len() == 2 + copies).then(|| all[0].clone())
     })
 }
 
@@ -76,16 +81,30 @@ fn last_requested(service: &Service) -> String {
 fn every_layer_says_what_holds_a_growth_and_since_when() {
     let service = Service::start_told(AN_HOUR);
     service.claim("data", "", "320Mi");
-    let born = wait_resizing(&service, "nothing grows", |it| it.status == "False");
+    grow_in_three_ways(&service, 1);
+}
+
+// Fails like the one above, for the layers of a volume of several copies.
+#[test]
+fn every_copy_says_what_holds_a_growth_and_since_when() {
+    let service = Service::start_told(AN_HOUR);
+    three_copies(&service);
+    service.claim("data", "three", "320Mi");
+    grow_in_three_ways(&service, 3);
+}
+
+/// A growth that succeeds, one that is held, and one whose goal moves.
+fn grow_in_three_ways(service: &Service, copies: usize) {
+    let born = wait_resizing(service, copies, "nothing grows", |it| it.status == "False");
     assert_eq!(born.reason, "Reached");
     next_second();
     // One that succeeds, of a claim that nobody uses.
     service.trellis(&["grow", "data", "400Mi", "--wait"]);
-    let over = wait_resizing(&service, "the growth is over", |it| {
+    let over = wait_resizing(service, copies, "the growth is over", |it| {
         it.status == "False" && it.since > born.since
     });
     assert_eq!(over.reason, "Reached");
-    assert!(over.since >= last_requested(&service), "{over:?}");
+    assert!(over.since >= last_requested(service), "{over:?}");
     service.wait("it is told", |service| {
         events(service, "data")
             .contains("VolumeResizeSuccessful")
@@ -94,12 +113,12 @@ fn every_layer_says_what_holds_a_growth_and_since_when() {
     next_second();
     // One that is held.
     service.trellis(&["grow", "data", "900Ti"]);
-    let held = wait_resizing(&service, "every layer is held", |it| {
+    let held = wait_resizing(service, copies, "every layer is held", |it| {
         it.status == "True" && it.reason == "NoSpaceInPool"
     });
     assert!(held.message.contains("900Ti"), "{held:?}");
     assert!(held.since > over.since, "{held:?}");
-    let all = resizing(&service);
+    let all = resizing(service);
     assert!(all.iter().all(|it| *it == held), "{all:?}");
     service.wait("it is told", |service| {
         let said = events(service, "data");
@@ -109,19 +128,19 @@ fn every_layer_says_what_holds_a_growth_and_since_when() {
     next_second();
     // One whose goal moves while it is held.
     service.trellis(&["grow", "data", "950Ti"]);
-    let moved = wait_resizing(&service, "every layer has the new goal", |it| {
+    let moved = wait_resizing(service, copies, "every layer has the new goal", |it| {
         it.status == "True" && it.message.contains("950Ti")
     });
     assert_eq!(moved.reason, "NoSpaceInPool");
     assert!(moved.since > held.since, "{moved:?} after {held:?}");
-    let all = resizing(&service);
+    let all = resizing(service);
     assert!(all.iter().all(|it| *it == moved), "{all:?}");
     next_second();
     service.trellis(&["cancel", "data"]);
-    wait_resizing(&service, "nothing grows any more", |it| {
+    wait_resizing(service, copies, "nothing grows any more", |it| {
         it.status == "False" && it.reason == "Reached"
     });
-    wait_explained(&service, "data", &["All is well"]);
+    wait_explained(service, "data", &["All is well"]);
 }
 
 /// Shuts an xfs down with a journal that has to be replayed.

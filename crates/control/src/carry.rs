@@ -7,11 +7,12 @@ use trellis_api::{Bytes, step};
 use crate::ledger::Open;
 use crate::plan::{Note, Plan};
 use crate::queue::Run;
+use crate::unseen;
 use crate::volume::nodes::Nodes;
 use crate::volume::rooms::Pools;
 use crate::volume::surroundings::Surroundings;
 use crate::world::World;
-use crate::write::{Manager, Object, Write, Written, send};
+use crate::write::{Manager, Object, Write, Written, send_with_versions};
 
 /// Does what was decided for a volume. `tell` passes notes on.
 pub(crate) async fn carry_out(
@@ -32,13 +33,25 @@ pub(crate) async fn carry_out(
         return Run::Done;
     }
     let (of_volumes, of_claims) = writes.split_at(decided.plan.from_volumes.min(writes.len()));
-    let (mut written, rest) = join(
-        send(client, Manager::Volumes, of_volumes),
-        send(client, Manager::Claims, of_claims),
+    let (mut answers, rest) = join(
+        send_with_versions(client, Manager::Volumes, of_volumes),
+        send_with_versions(client, Manager::Claims, of_claims),
     )
     .await;
-    written.extend(rest);
+    answers.extend(rest);
+    world.unseen.note(key, writes, &answers);
+    let written: Vec<Written> = answers.into_iter().map(|(written, _)| written).collect();
     conclude(world, key, &decided, &written)
+}
+
+/// Whether a plan can be made: the caches show what the last one has written. If they do not yet, the volume comes back
+/// when they do.
+pub(crate) fn can_plan(world: &World, key: &str) -> bool {
+    let is_seen = world.unseen.is_seen(world, key);
+    if !is_seen {
+        world.plans.push_later(key, unseen::LOOK_AFTER);
+    }
+    is_seen
 }
 
 /// What the answers of the store mean for the promises, for the named step and for the next try.

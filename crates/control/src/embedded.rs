@@ -41,6 +41,9 @@ pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Reco
 }
 
 async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
+    if !carry::can_plan(world, key) {
+        return Run::Done;
+    }
     tracing::trace!(volume = key, "planning");
     let view = View::gather(world, key);
     let tell = |note: Note| {

@@ -23,6 +23,7 @@ pub mod record;
 pub mod run;
 pub mod stored;
 pub mod timely;
+pub mod unseen;
 pub mod usage;
 pub mod view;
 pub mod volume;

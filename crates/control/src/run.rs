@@ -13,6 +13,7 @@ use crate::node::machine::Machine;
 use crate::node::{self, Agent, Complaints, Finisher, Ladders, Node, Secrets};
 use crate::pods;
 use crate::record::Recorder;
+use crate::unseen::Unseen;
 use crate::volume::{self, surroundings::Waits};
 use crate::world::{Sees, World};
 
@@ -158,6 +159,7 @@ fn run_node(
         machine,
         recorder,
         ladders: Ladders::default(),
+        unseen: Unseen::default(),
         complaints: Complaints::default(),
         secrets: Secrets::default(),
         finisher,

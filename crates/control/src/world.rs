@@ -27,6 +27,7 @@ use crate::cache::Cache;
 use crate::ledger::Ledger;
 use crate::metrics::Growths;
 use crate::queue::Queue;
+use crate::unseen::Unseen;
 use crate::volume::surroundings::Waits;
 
 /// How often everything is looked at again although nothing changed. Only a safety net: progress comes
@@ -90,6 +91,8 @@ pub struct World {
     pub plans: Queue,
     /// Volumes that this node has to look at.
     pub passes: Queue,
+    /// What was planned and written, and is not seen yet.
+    pub unseen: Unseen,
     /// How long the volume room waits for what may pass.
     pub waits: Waits,
     /// The node of the embedded home, whose agent finishes claims.
@@ -159,6 +162,7 @@ impl World {
             pod_queue: Queue::default(),
             plans: Queue::default(),
             passes: Queue::default(),
+            unseen: Unseen::default(),
             waits: Waits::USUAL,
             home: OnceLock::new(),
         }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, S
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective,
 };
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 use trellis_api::kinds::{Attachment, Pool, Replica, Target, Volume};
 
@@ -162,10 +162,25 @@ pub enum Written {
 
 /// Sends all writes at once and waits for all answers, in the order of the writes.
 pub async fn send(client: &Client, by: Manager, writes: &[Write]) -> Vec<Written> {
+    let answers = send_with_versions(client, by, writes).await;
+    answers.into_iter().map(|(written, _)| written).collect()
+}
+
+/// The same, with the version that each stored object has got.
+pub async fn send_with_versions(
+    client: &Client,
+    by: Manager,
+    writes: &[Write],
+) -> Vec<(Written, Option<u64>)> {
     join_all(writes.iter().map(|write| send_one(client, by, write))).await
 }
 
-async fn send_one(client: &Client, by: Manager, write: &Write) -> Written {
+/// The version of an object as a number. Of two versions of one object the later one is larger.
+pub fn version_of(object: &impl ResourceExt) -> Option<u64> {
+    object.resource_version()?.parse().ok()
+}
+
+async fn send_one(client: &Client, by: Manager, write: &Write) -> (Written, Option<u64>) {
     tracing::trace!(by = by.name(), ?write, "write");
     let params = PatchParams {
         field_manager: Some(by.name().to_owned()),
@@ -180,7 +195,8 @@ async fn send_one(client: &Client, by: Manager, write: &Write) -> Written {
                     field_manager: Some(by.name().to_owned()),
                     ..PostParams::default()
                 };
-                place.api(client).create(&params, &object).await.map(drop)
+                let answer = place.api(client).create(&params, &object).await;
+                answer.map(|object| version_of(&object))
             }
             Err(error) => Err(kube::Error::SerdeError(error)),
         },
@@ -188,7 +204,7 @@ async fn send_one(client: &Client, by: Manager, write: &Write) -> Written {
             .api(client)
             .patch(&place.name, &params, &Patch::Merge(body))
             .await
-            .map(drop),
+            .map(|object| version_of(&object)),
         Write::PatchStatus(place, body) => {
             let patch = if place.object.is_core() {
                 Patch::Strategic(body)
@@ -197,19 +213,21 @@ async fn send_one(client: &Client, by: Manager, write: &Write) -> Written {
             };
             let api = place.api(client);
             let answer = api.patch_status(&place.name, &params, &patch).await;
-            answer.map(drop)
+            answer.map(|object| version_of(&object))
         }
         Write::Delete(place) => place
             .api(client)
             .delete(&place.name, &DeleteParams::background())
             .await
-            .map(drop),
+            .map(|_| None),
     };
     match answer {
-        Ok(()) => Written::Stored,
+        Ok(version) => (Written::Stored, version),
         // Gone, already there, or changed meanwhile: the watch brings the truth.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Written::Outdated,
-        Err(error) => Written::Failed(error),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {
+            (Written::Outdated, None)
+        }
+        Err(error) => (Written::Failed(error), None),
     }
 }
 

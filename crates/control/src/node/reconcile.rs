@@ -21,15 +21,16 @@ use crate::plan::Note;
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
 use crate::stored::{StoredVolume, now};
+use crate::unseen::{self, Unseen};
 use crate::world::{TELL_AFTER, World};
-use crate::write::{Manager, Object, Place, Write, Written, send};
+use crate::write::{Manager, Object, Place, Write, Written, send_with_versions};
 
 /// How many ladders may wait to be reported early. Each raise reports one.
 const EARLY_MAX: usize = 16;
 
-/// How often, and after which pauses, to look for goals that are on their way.
-const GOAL_LOOKS: usize = 10;
-const GOAL_LOOK_EVERY: Duration = Duration::from_millis(1);
+/// How often, and after which pauses, to look for what is on its way.
+const LOOKS: usize = 10;
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The agent of one node.
 pub struct Agent {
@@ -45,6 +46,8 @@ pub struct Agent {
     pub recorder: Recorder,
     /// The last ladder of each volume.
     pub ladders: Ladders,
+    /// What was written and is not seen yet.
+    pub unseen: Unseen,
     /// What was logged about each copy last.
     pub complaints: Complaints,
     /// What initiators must know.
@@ -114,6 +117,11 @@ pub async fn run(agent: Arc<Agent>, queue: Queue) {
 impl Agent {
     async fn reconcile(&self, key: &str) -> Run {
         tracing::trace!(volume = key, "pass begins");
+        if !self.sees_its_reports(key).await {
+            // The API may be away, and the volume needs its node all the same. What this pass takes for reported is
+            // compared again by a later one.
+            self.world.passes.push_later(key, unseen::LOOK_AFTER);
+        }
         let view = self.look(key).await;
         let mut job = job(&view, &self.node, &|name| self.world.pools.get("", name));
         self.ladders.fill_in(key, &mut job.reported);
@@ -124,7 +132,7 @@ impl Agent {
             return Run::Done;
         }
         if let Some(writes) = missing_finalizers(&job) {
-            let stored = send(&self.client, Manager::Node, &writes).await;
+            let stored = self.send(key, &writes).await;
             // The change that outdated the object may not concern this node, and then would not bring the volume here
             // again.
             let all = stored.iter().all(|each| matches!(each, Written::Stored));
@@ -150,15 +158,26 @@ impl Agent {
         run
     }
 
+    /// Waits a moment until what this node has said of the volume is seen; whether it is.
+    async fn sees_its_reports(&self, key: &str) -> bool {
+        for _ in 0..LOOKS {
+            if self.unseen.is_seen(&self.world, key) {
+                return true;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        self.unseen.is_seen(&self.world, key)
+    }
+
     /// Looks at the volume. The goals of target and copies are stored together but seen one after the other; a pass in
     /// between would find nothing to do and only delay the one that matters. So it waits a moment for the rest of them.
     async fn look(&self, key: &str) -> StoredVolume {
-        for _ in 0..GOAL_LOOKS {
+        for _ in 0..LOOKS {
             let view = StoredVolume::gather(&self.world, key);
             if !view.is_replicated() || goals_agree(&view) {
                 return view;
             }
-            tokio::time::sleep(GOAL_LOOK_EVERY).await;
+            tokio::time::sleep(LOOK_EVERY).await;
         }
         StoredVolume::gather(&self.world, key)
     }
@@ -228,7 +247,7 @@ impl Agent {
                 () = &mut patience, if !told && newest.is_some() => {
                     told = true;
                     let writes = early_writes(view, job, newest.as_deref().unwrap_or_default(), &now());
-                    send(&self.client, Manager::Node, &writes).await;
+                    self.send(&view.key, &writes).await;
                 }
             }
         }
@@ -277,11 +296,18 @@ impl Agent {
         self.recorder.note(note);
     }
 
+    /// Sends what this node has to say of a volume, and remembers it until it is seen.
+    async fn send(&self, key: &str, writes: &[Write]) -> Vec<Written> {
+        let answers = send_with_versions(&self.client, Manager::Node, writes).await;
+        self.unseen.note(key, writes, &answers);
+        answers.into_iter().map(|(written, _)| written).collect()
+    }
+
     async fn write(&self, key: &str, writes: Vec<Write>, step: Option<Step>) -> Run {
         if writes.is_empty() {
             return Run::Done;
         }
-        let written = send(&self.client, Manager::Node, &writes).await;
+        let written = self.send(key, &writes).await;
         tracing::trace!(volume = key, writes = writes.len(), "reported");
         let mut run = Run::Done;
         for outcome in &written {
@@ -315,12 +341,15 @@ fn goals_agree(view: &StoredVolume) -> bool {
     target.is_none_or(|target| copies.all(|copy| copy.spec.capacity == target.spec.capacity))
 }
 
-/// Whether the goals of target and replica differ while everything else is at rest. They are stored
+/// Whether only one of the goals of target and replica is here, while everything else is at rest. They are stored
 /// together but seen one after the other; the event of the second brings the volume here again, and a pass
-/// in between would find nothing to do and only delay the one that matters.
+/// in between would find nothing to do, or say half of what the next one says.
 fn goals_are_on_their_way(view: &StoredVolume, job: &Job) -> bool {
-    let (Some(target), Some(replica)) = (&view.target, &job.replica) else {
+    let Some(replica) = &job.replica else {
         return false;
+    };
+    let Some(target) = &view.target else {
+        return replica.fate == Fate::Make && view.volume.is_some();
     };
     let attached = |each: &UseJob| {
         let status = each.object.status.as_ref();

@@ -22,6 +22,9 @@ pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Reco
 }
 
 async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
+    if !carry::can_plan(world, key) {
+        return Run::Done;
+    }
     tracing::trace!(volume = key, "planning");
     let stored = StoredVolume::gather(world, key);
     let decided = carry::decide(world, key, |around| match &stored.volume {

@@ -16,7 +16,10 @@ impl World {
     pub(crate) fn note_replica(&self, change: &Changed<Replica>) {
         if let (Some(old), Some(new)) = (&change.old, &change.new) {
             // The target has to be told where its copies are.
-            let address = |replica: &Replica| Some(replica.status.as_ref()?.address.clone());
+            let address = |replica: &Replica| {
+                let status = replica.status.as_ref()?;
+                Some((status.address.clone(), status.link.clone()))
+            };
             if address(old) != address(new) {
                 self.passes.push(&new.spec.volume);
             }

@@ -16,8 +16,8 @@ use crate::cache::Cache;
 use crate::world::World;
 use crate::write::{Object, Place, Write, Written, version_of};
 
-/// How long a write may be on its way to the caches. What was created and removed again at once never gets there.
-const ON_ITS_WAY_MAX: Duration = Duration::from_secs(5);
+/// How long a new object is waited for. One that was removed again at once never gets into a cache.
+const NEW_OBJECT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// When to look again whether a write is seen. Its event brings the volume back sooner.
 pub const LOOK_AFTER: Duration = Duration::from_millis(500);
@@ -29,22 +29,21 @@ pub struct Unseen(Mutex<HashMap<String, Vec<Pending>>>);
 struct Pending {
     place: Place,
     version: u64,
-    is_new: bool,
-    until: Instant,
+    /// Until when it is waited for, if it is a new object.
+    new_until: Option<Instant>,
 }
 
 impl Unseen {
     /// Remembers what was stored of this volume, and with which versions.
     pub fn note(&self, volume: &str, writes: &[Write], answers: &[(Written, Option<u64>)]) {
-        let until = Instant::now() + ON_ITS_WAY_MAX;
+        let until = Instant::now() + NEW_OBJECT_TIME_MAX;
         let versions = answers.iter().map(|(_, version)| *version);
         let stored = writes.iter().zip(versions);
         let stored = stored.filter_map(|(write, version)| {
             Some(Pending {
                 place: write.place().clone(),
                 version: version?,
-                is_new: matches!(write, Write::Create(..)),
-                until,
+                new_until: matches!(write, Write::Create(..)).then_some(until),
             })
         });
         let stored: Vec<Pending> = stored.collect();
@@ -63,8 +62,7 @@ impl Unseen {
         let Some(pending) = unseen.get_mut(volume) else {
             return true;
         };
-        let now = Instant::now();
-        pending.retain(|each| now < each.until && !each.is_in(world));
+        pending.retain(|each| !each.is_in(world));
         let is_empty = pending.is_empty();
         if is_empty {
             unseen.remove(volume);
@@ -96,7 +94,7 @@ impl Pending {
     fn is_in_cache<K: ResourceExt>(&self, cache: &Cache<K>) -> bool {
         match cache.get(&self.place.namespace, &self.place.name) {
             Some(object) => version_of(&*object).is_none_or(|seen| seen >= self.version),
-            None => !self.is_new,
+            None => self.new_until.is_none_or(|until| Instant::now() >= until),
         }
     }
 }
@@ -151,7 +149,7 @@ mod tests {
         let create = Write::Create(Place::named(Object::Target, "v"), Value::Null);
         stored(&unseen, create, 3);
         assert!(!unseen.is_seen(&world, "v"));
-        tokio::time::sleep(ON_ITS_WAY_MAX).await;
+        tokio::time::sleep(NEW_OBJECT_TIME_MAX).await;
         assert!(unseen.is_seen(&world, "v"));
     }
 }

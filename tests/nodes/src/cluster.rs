@@ -301,6 +301,10 @@ impl Drop for Cluster {
             for machine in self.network.machines() {
                 let log = machine.directory().join("log");
                 tell_end(machine.name(), &log);
+                // Those of its copies and targets.
+                for log in logs_below(&machine.data().join("run")) {
+                    tell_end(machine.name(), &log);
+                }
             }
         }
         for child in self.joined.iter_mut().flatten() {
@@ -310,10 +314,28 @@ impl Drop for Cluster {
     }
 }
 
+/// The logs of the processes of volumes.
+fn logs_below(run: &Path) -> Vec<PathBuf> {
+    let within = |directory: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(directory).into_iter().flatten();
+        entries.flatten().map(|entry| entry.path()).collect()
+    };
+    let files = within(run).into_iter().flat_map(|volume| within(&volume));
+    let mut logs: Vec<PathBuf> = files
+        .filter(|file| file.extension().is_some_and(|it| it == "log"))
+        .collect();
+    logs.sort();
+    logs
+}
+
 /// Shows the last lines of a log.
 fn tell_end(node: &str, log: &Path) {
     let said = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = said.lines().collect();
     let from = lines.len().saturating_sub(60);
-    eprintln!("node {node} said at last:\n{}", lines[from..].join("\n"));
+    let name = log.file_name().unwrap_or_default().to_string_lossy();
+    eprintln!(
+        "{name} of node {node} said at last:\n{}",
+        lines[from..].join("\n")
+    );
 }

@@ -1,9 +1,11 @@
 //! One watch of one kind: feeds its cache, and says which volumes are to be planned and which are to be looked at.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -12,6 +14,29 @@ use trellis_api::kinds::Volume;
 
 use super::World;
 use crate::cache::{Cache, Changed};
+
+/// Pauses between two tries to watch while the API is away. Until a watch is back, everything here is seen as it was, so
+/// the longest pause is short.
+const PAUSE_FIRST: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(3);
+
+/// The next pause.
+struct Pauses(Duration);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let longer = self.0.saturating_mul(2).min(PAUSE_MAX);
+        Some(std::mem::replace(&mut self.0, longer))
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.0 = PAUSE_FIRST;
+    }
+}
 
 /// What is done with the events of one kind.
 pub(super) struct Follow<K> {
@@ -112,7 +137,7 @@ pub(super) async fn follow<K>(
     K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
 {
     let mut events = watcher(api, config)
-        .default_backoff()
+        .backoff(Pauses(PAUSE_FIRST))
         .modify(kind.trim)
         .boxed();
     loop {

@@ -119,6 +119,29 @@ fn with_one_node() -> Vec<Vec<Step>> {
     ]
 }
 
+/// Histories of two nodes.
+fn with_two_nodes() -> Vec<Vec<Step>> {
+    let rounds = |count| vec![Step::CatchUp; count];
+    let attach = |which, node| Step::Attach {
+        claim: 0,
+        which,
+        node,
+        read_only: false,
+    };
+    vec![
+        // A rung was compared with that of a lost node, which had another size, and was reported as new at every look.
+        [
+            vec![create(0, "three")],
+            rounds(6),
+            vec![attach(0, 1)],
+            rounds(2),
+            vec![Step::Freeze { node: 1 }, attach(1, 0)],
+            vec![Step::Ask { claim: 0, mib: 65 }],
+        ]
+        .concat(),
+    ]
+}
+
 /// Histories of three nodes.
 fn with_three_nodes() -> Vec<Vec<Step>> {
     let rounds = |count| vec![Step::CatchUp; count];
@@ -154,6 +177,9 @@ fn with_three_nodes() -> Vec<Vec<Step>> {
 fn what_was_mended_stays_mended() {
     for history in with_one_node() {
         assert_eq!(run(Cluster::ONE, &history), Ok(()), "{history:?}");
+    }
+    for history in with_two_nodes() {
+        assert_eq!(run(TWO, &history), Ok(()), "{history:?}");
     }
     for history in with_three_nodes() {
         assert_eq!(run(THREE, &history), Ok(()), "{history:?}");

@@ -95,8 +95,18 @@ const LED: Cluster = Cluster {
     has_leaders: true,
 };
 
+/// So many histories as `PROPTEST_CASES` says, or a part of them.
+fn config(part: u32) -> ProptestConfig {
+    let usual = ProptestConfig::default();
+    ProptestConfig {
+        failure_persistence: None,
+        cases: usual.cases.div_ceil(part),
+        ..usual
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(1))]
 
     // Fails if any history promises room twice, shows a size that was not measured, loops, or ends
     // without either the wanted size or a reason.
@@ -104,6 +114,10 @@ proptest! {
     fn every_history_keeps_the_rules(history in histories(Cluster::ONE)) {
         random(Cluster::ONE, &history)?;
     }
+}
+
+proptest! {
+    #![proptest_config(config(2))]
 
     // Fails if two nodes acknowledge writes of a volume, or a copy is lost with a node.
     #[test]

@@ -244,6 +244,18 @@ impl StoredVolume {
 
     /// Every rung of the volume as it was last reported, the lower ones first.
     pub fn rungs(&self) -> impl Iterator<Item = &RungStatus> {
+        self.rungs_of_uses(|_| true)
+    }
+
+    /// The rungs that the ladder of one node has: those of its own uses, above those that all nodes share.
+    pub fn rungs_on(&self, node: &str) -> impl Iterator<Item = &RungStatus> {
+        self.rungs_of_uses(move |each| each.spec.node == node)
+    }
+
+    fn rungs_of_uses(
+        &self,
+        is_it: impl Fn(&Attachment) -> bool,
+    ) -> impl Iterator<Item = &RungStatus> {
         let replicas = self
             .replicas
             .iter()
@@ -255,6 +267,7 @@ impl StoredVolume {
         let attached = self
             .attachments
             .iter()
+            .filter(move |each| is_it(each))
             .filter_map(|each| each.status.as_ref());
         replicas
             .chain(target)

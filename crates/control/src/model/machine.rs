@@ -1,99 +1,29 @@
-//! A machine in memory. Replicas, devices and filesystems are numbers; whatever would lose data on a real machine is
-//! recorded as a mistake.
+//! One machine of the fabric, as the agent of its node sees it.
 
-use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use serde_json::json;
 use trellis_api::kinds::{Content, EMPTY_CONTENT, FilesystemKind, UnknownCopy};
 use trellis_api::{Bytes, Hold, HoldReason, Rung};
 
-use super::targets::Served;
-
+use super::fabric::{Copy, Fabric, Flaw, Host, Staged, State, whole_units};
+use super::law::Law;
 use crate::node::machine::{
     Consumers, Copies, CopyFound, PoolMeasured, Pools, Provided, ReplicaFound, ReplicaPlace,
     RungFound, Stage, StageFound, TargetFound, TargetPlace, Use,
 };
 
-/// Filesystems grow in whole units of this size, and may leave the rest of a device unused.
-const FILESYSTEM_UNIT: u64 = 8 << 20;
-
-#[derive(Default)]
 pub struct Model {
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    /// By name. What a target serves is here too, under the name of its volume: it is used in the same way.
-    pub(super) replicas: HashMap<String, Copy>,
-    /// By volume.
-    pub(super) targets: HashMap<String, Served>,
-    pub(super) broken: Option<Rung>,
-    /// The pool whose copies cannot be reached.
-    pub(super) pool_away: Option<PathBuf>,
-    pub(super) mistakes: Vec<String>,
-}
-
-#[derive(Default)]
-pub(super) struct Copy {
-    pub(super) id: String,
-    pub(super) pool: PathBuf,
-    pub(super) size: Bytes,
-    /// It is one of several.
-    is_of_several: bool,
-    /// Its process runs.
-    pub(super) is_served: bool,
-    filesystem: Option<Bytes>,
-    /// The device's size while it is in use.
-    pub(super) device: Option<Bytes>,
-    uses: BTreeSet<PathBuf>,
+    pub fabric: Arc<Fabric>,
+    /// Which machine.
+    pub at: usize,
 }
 
 impl Model {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .expect("no test panics while it holds this")
+        self.fabric.state()
     }
-
-    /// The rung that cannot be raised from now on, if any.
-    pub fn break_rung(&self, rung: Option<Rung>) {
-        self.state().broken = rung;
-    }
-
-    /// The pool that is away from now on, if any.
-    pub fn lose_pool(&self, pool: Option<PathBuf>) {
-        self.state().pool_away = pool;
-    }
-
-    /// What must not have happened and did.
-    pub fn mistakes(&self) -> Vec<String> {
-        self.state().mistakes.clone()
-    }
-
-    /// The true size of a volume: what its target serves, or what its only replica has.
-    pub fn size(&self, volume: &str) -> Option<Bytes> {
-        let state = self.state();
-        let served = state.targets.get(volume).map(Served::size);
-        let alone = || {
-            let first = state.replicas.get(&format!("{volume}-0"));
-            first.filter(|copy| !copy.is_of_several)
-        };
-        served.or_else(|| Some(alone()?.size))
-    }
-
-    /// Whether anything of a volume is left.
-    pub fn has_bytes(&self, volume: &str) -> bool {
-        let state = self.state();
-        let of_volume = |name: &String| name.rsplit_once('-').is_some_and(|(of, _)| of == volume);
-        state.targets.contains_key(volume) || state.replicas.keys().any(of_volume)
-    }
-}
-
-fn whole_units(size: Bytes) -> Bytes {
-    Bytes::new(size.get() - size.get() % FILESYSTEM_UNIT)
 }
 
 fn name_of(backing: &Path) -> String {
@@ -128,30 +58,74 @@ fn found(place: &ReplicaPlace, size: Bytes) -> ReplicaFound {
     }
 }
 
-fn stage_found(copy: &Copy, stage: &Stage) -> Result<StageFound, Hold> {
-    let device = copy
-        .device
-        .ok_or_else(|| Hold::new(HoldReason::DeviceGone, "It is not in use."))?;
-    let mut rungs = vec![RungFound {
-        rung: Rung::Device,
-        size: device,
-        full: false,
-        note: None,
-    }];
-    if stage.filesystem.is_some() {
-        let size = copy.filesystem.unwrap_or_default();
-        rungs.push(RungFound {
-            rung: Rung::Filesystem,
-            size,
-            full: size >= whole_units(device),
-            note: None,
-        });
+/// What can be read through a file: its size, and the size of the filesystem in it.
+struct Shown {
+    size: Bytes,
+    filesystem: Option<Bytes>,
+}
+
+impl State {
+    /// The file of a single copy, or the one through which a target on that machine shows its volume.
+    fn shown(&self, at: usize, name: &str) -> Result<Shown, Hold> {
+        if let Some(copy) = self.hosts[at].copies.get(name) {
+            return Ok(Shown {
+                size: copy.size,
+                filesystem: copy.filesystem,
+            });
+        }
+        let volume = self.volumes.get(name).filter(|_| self.serves(at, name));
+        let volume = volume.ok_or_else(|| missing(name))?;
+        Ok(Shown {
+            size: volume.size(),
+            filesystem: volume.filesystem(),
+        })
     }
-    Ok(StageFound {
-        device: "/dev/model".to_owned(),
-        rungs,
-        usage: None,
-    })
+
+    fn fill(&mut self, at: usize, name: &str, size: Bytes) {
+        let size = whole_units(size);
+        match self.hosts[at].copies.get_mut(name) {
+            Some(copy) => copy.filesystem = Some(size),
+            None => self.set_filesystem(name, size),
+        }
+    }
+
+    fn stage_found(&self, at: usize, name: &str, stage: &Stage) -> Result<StageFound, Hold> {
+        let shown = self.shown(at, name)?;
+        let staged = self.hosts[at].stages.get(name);
+        let staged =
+            staged.ok_or_else(|| Hold::new(HoldReason::DeviceGone, "It is not in use."))?;
+        let lies = self.flaw == Some(Flaw::DeviceLies);
+        let device = if lies { shown.size } else { staged.device };
+        let mut rungs = vec![RungFound {
+            rung: Rung::Device,
+            size: device,
+            full: false,
+            note: None,
+        }];
+        if stage.filesystem.is_some() {
+            let found = shown.filesystem.unwrap_or_default();
+            let size = if lies { whole_units(device) } else { found };
+            rungs.push(RungFound {
+                rung: Rung::Filesystem,
+                size,
+                full: size >= whole_units(device),
+                note: None,
+            });
+        }
+        Ok(StageFound {
+            device: "/dev/model".to_owned(),
+            rungs,
+            usage: None,
+        })
+    }
+
+    /// Who counts is known by the copies alone: with the last one it is forgotten.
+    fn forget_volume(&mut self, volume: &str) {
+        let has_target = |host: &Host| host.targets.contains_key(volume);
+        if !self.has_copies(volume) && !self.hosts.iter().any(has_target) {
+            self.volumes.remove(volume);
+        }
+    }
 }
 
 impl Pools for Model {
@@ -181,18 +155,23 @@ impl Copies for Model {
     fn make_replica(&self, place: &ReplicaPlace, size: Bytes) -> Result<ReplicaFound, Hold> {
         let mut state = self.state();
         require_pool(&state, place)?;
-        let copy = state.replicas.entry(place.name.clone()).or_insert(Copy {
+        let copies = &mut state.hosts[self.at].copies;
+        let copy = copies.entry(place.name.clone()).or_insert(Copy {
             id: place.replica_id.clone(),
             pool: place.pool.clone(),
             size,
             ..Copy::default()
         });
+        if copy.id != place.replica_id {
+            let message = format!("{} is there and is another's.", place.name);
+            return Err(Hold::new(HoldReason::ReplicaDamaged, message));
+        }
         Ok(found(place, copy.size))
     }
 
     fn find_replica(&self, place: &ReplicaPlace) -> Result<ReplicaFound, Hold> {
         let state = self.state();
-        let copy = state.replicas.get(&place.name);
+        let copy = state.hosts[self.at].copies.get(&place.name);
         copy.map(|copy| found(place, copy.size))
             .ok_or_else(|| missing(&place.name))
     }
@@ -200,14 +179,14 @@ impl Copies for Model {
     fn raise_replica(&self, place: &ReplicaPlace, to: Bytes) -> Result<(), Hold> {
         let mut state = self.state();
         refused(&state, Rung::Replica)?;
-        let Some(copy) = state.replicas.get_mut(&place.name) else {
+        let Some(copy) = state.hosts[self.at].copies.get_mut(&place.name) else {
             return Err(missing(&place.name));
         };
         let was = copy.size;
         copy.size = was.max(to);
         if to < was {
-            let mistake = format!("{} was to be lowered from {was} to {to}", place.name);
-            state.mistakes.push(mistake);
+            let what = format!("{} was to be lowered from {was} to {to}", place.name);
+            state.breach(Law::NothingShrinks, what);
         }
         Ok(())
     }
@@ -219,37 +198,27 @@ impl Copies for Model {
     fn remove_replica(&self, place: &ReplicaPlace) -> Result<(), Hold> {
         let mut state = self.state();
         require_pool(&state, place)?;
+        let copies = &mut state.hosts[self.at].copies;
         let is_own = |copy: &Copy| copy.id == place.replica_id;
-        if state
-            .replicas
-            .get(&place.name)
-            .is_some_and(|copy| !is_own(copy))
-        {
-            let mistake = format!("{} was to be removed and is another's", place.name);
-            state.mistakes.push(mistake);
+        if copies.get(&place.name).is_some_and(|copy| !is_own(copy)) {
+            let what = format!("{} was to be removed and is another's", place.name);
+            state.breach(Law::RemovedWasDeleted, what);
             return Ok(());
         }
-        let Some(copy) = state.replicas.remove(&place.name) else {
+        let Some(copy) = copies.remove(&place.name) else {
             return Ok(());
         };
-        if copy.device.is_some() {
-            let mistake = format!("{} was removed while it was in use", place.name);
-            state.mistakes.push(mistake);
+        if state.hosts[self.at].stages.contains_key(&place.name) {
+            let what = format!("{} was removed while it was in use", place.name);
+            state.breach(Law::UsersKeepTheirs, what);
         }
-        let of_volume = |name: &String| {
-            name.rsplit_once('-')
-                .is_some_and(|(of, _)| of == place.volume)
-        };
-        let has_others = state.replicas.keys().any(of_volume);
-        if !has_others && !state.has_target(&place.volume) {
-            // Who counts is known by the copies alone.
-            state.targets.remove(&place.volume);
-        }
+        state.forget_volume(&place.volume);
         // With its volume every copy goes.
         let is_of_volume = place.about.is_some();
-        if is_of_volume && state.targets.values().any(|target| target.counts(&copy.id)) {
-            let mistake = format!("{} was removed while it counted", place.name);
-            state.mistakes.push(mistake);
+        let counts = |volume: &super::targets::Agreed| volume.counts(&copy.id);
+        if is_of_volume && state.volumes.values().any(counts) {
+            let what = format!("{} was removed while it counted", place.name);
+            state.breach(Law::CopiesStay, what);
         }
         Ok(())
     }
@@ -257,7 +226,7 @@ impl Copies for Model {
     fn serve_copy(&self, place: &ReplicaPlace) -> Result<CopyFound, Hold> {
         let mut state = self.state();
         require_pool(&state, place)?;
-        let Some(copy) = state.replicas.get_mut(&place.name) else {
+        let Some(copy) = state.hosts[self.at].copies.get_mut(&place.name) else {
             return Err(missing(&place.name));
         };
         (copy.is_of_several, copy.is_served) = (true, true);
@@ -265,7 +234,7 @@ impl Copies for Model {
             size: copy.size,
             data: place.pool.join(&place.name),
             address: format!("unix:/{}", place.name),
-            link: None,
+            link: Some(format!("tcp:{}/{}", self.at, place.name)),
             link_hold: None,
         })
     }
@@ -277,36 +246,47 @@ impl Copies for Model {
     fn serve_again(&self, _: &str) {}
 
     fn retire_copy(&self, place: &ReplicaPlace) -> Result<(), Hold> {
-        if let Some(copy) = self.state().replicas.get_mut(&place.name) {
+        let mut state = self.state();
+        let is_removed = state.flaw == Some(Flaw::RemovesRetired);
+        let copies = &mut state.hosts[self.at].copies;
+        if let Some(copy) = copies.get_mut(&place.name) {
             copy.is_served = false;
+        }
+        if is_removed {
+            copies.clear();
         }
         Ok(())
     }
 
     fn serve_target(&self, target: &TargetPlace) -> Result<TargetFound, Hold> {
-        Ok(self.state().serve_target(target))
+        self.state().serve_target(self.at, target)
     }
 
     fn raise_target(&self, target: &TargetPlace, to: Bytes) -> Result<(), Hold> {
-        self.state().raise_target(target, to)
+        self.state().raise_target(self.at, target, to)
     }
 
     fn has_target(&self, volume: &str) -> bool {
-        self.state().has_target(volume)
+        self.state().hosts[self.at].targets.contains_key(volume)
+    }
+
+    fn given_term(&self, volume: &str) -> Option<u32> {
+        self.state().given_term(self.at, volume)
     }
 
     fn abandon_target(&self, volume: &str) -> Result<(), Hold> {
-        let mistake = format!("{volume} was taken from its users, and there is one node");
-        self.state().mistakes.push(mistake);
+        self.state().abandon_target(self.at, volume);
         Ok(())
     }
 
-    fn outbid(&self, _: &str) -> Option<u32> {
-        None
+    fn outbid(&self, volume: &str) -> Option<u32> {
+        self.state().outbid(self.at, volume)
     }
 
     fn retire_target(&self, volume: &str) -> Result<(), Hold> {
-        self.state().retire_target(volume);
+        let mut state = self.state();
+        state.retire_target(self.at, volume);
+        state.forget_volume(volume);
         Ok(())
     }
 
@@ -321,61 +301,76 @@ impl Copies for Model {
 
 impl Consumers for Model {
     fn boot_id(&self) -> String {
-        "the only run".to_owned()
+        format!("run {} of {}", self.state().hosts[self.at].boots, self.at)
     }
 
     fn provide(&self, stage: &Stage, uses: &[Use]) -> Result<Provided, Hold> {
         let mut state = self.state();
         let name = name_of(&stage.backing);
-        let copy = state
-            .replicas
-            .get_mut(&name)
-            .ok_or_else(|| missing(&name))?;
-        let device = *copy.device.get_or_insert(copy.size);
-        if stage.filesystem.is_some() && copy.filesystem.is_none() {
-            copy.filesystem = Some(whole_units(device));
+        let shown = state.shown(self.at, &name)?;
+        let stages = &mut state.hosts[self.at].stages;
+        let is_gone = |each: &Use| {
+            let staged = stages.get(&name);
+            each.established && staged.is_none_or(|staged| !staged.uses.contains(&each.path))
+        };
+        let gone = || Hold::new(HoldReason::MountGone, "Somebody has taken it away.");
+        let refused: Vec<Option<Hold>> = uses.iter().map(|each| is_gone(each).then(gone)).collect();
+        if !stages.contains_key(&name) {
+            let number = state.begin_use(&name);
+            let staged = Staged {
+                number,
+                device: shown.size,
+                ..Staged::default()
+            };
+            state.hosts[self.at].stages.insert(name.clone(), staged);
         }
-        copy.uses.extend(uses.iter().map(|each| each.path.clone()));
+        let staged = state.hosts[self.at].stages.entry(name.clone()).or_default();
+        let provided = uses.iter().zip(&refused).filter(|(_, hold)| hold.is_none());
+        staged
+            .uses
+            .extend(provided.map(|(each, _)| each.path.clone()));
+        let device = staged.device;
+        if stage.filesystem.is_some() && shown.filesystem.is_none() {
+            state.fill(self.at, &name, device);
+        }
         Ok(Provided {
-            found: stage_found(copy, stage)?,
-            refused: vec![None; uses.len()],
+            found: state.stage_found(self.at, &name, stage)?,
+            refused,
         })
     }
 
     fn find_stage(&self, stage: &Stage) -> Result<StageFound, Hold> {
-        let state = self.state();
-        let name = name_of(&stage.backing);
-        let copy = state.replicas.get(&name).ok_or_else(|| missing(&name))?;
-        stage_found(copy, stage)
+        self.state()
+            .stage_found(self.at, &name_of(&stage.backing), stage)
     }
 
     fn raise_stage(&self, stage: &Stage, rung: Rung, to: Bytes) -> Result<(), Hold> {
         let mut state = self.state();
         refused(&state, rung)?;
         let name = name_of(&stage.backing);
-        let copy = state
-            .replicas
-            .get_mut(&name)
-            .ok_or_else(|| missing(&name))?;
+        let shown = state.shown(self.at, &name)?;
+        let staged = state.hosts[self.at].stages.get_mut(&name);
+        let staged = staged.ok_or_else(|| missing(&name))?;
         let below = if rung == Rung::Device {
-            copy.device = Some(copy.size);
-            copy.size
+            staged.device = shown.size;
+            shown.size
         } else {
-            let device = copy.device.unwrap_or_default();
-            copy.filesystem = Some(whole_units(device));
+            let device = staged.device;
+            state.fill(self.at, &name, device);
             device
         };
         if below < to {
-            let mistake = format!("the {rung} of {name} was raised to {to} above {below}");
-            state.mistakes.push(mistake);
+            let what = format!("the {rung} of {name} was raised to {to} above {below}");
+            state.breach(Law::MeasuredFirst, what);
         }
         Ok(())
     }
 
     fn unpublish(&self, stage: &Stage, usage: &Use) -> Result<(), Hold> {
         let mut state = self.state();
-        if let Some(copy) = state.replicas.get_mut(&name_of(&stage.backing)) {
-            copy.uses.remove(&usage.path);
+        let stages = &mut state.hosts[self.at].stages;
+        if let Some(staged) = stages.get_mut(&name_of(&stage.backing)) {
+            staged.uses.remove(&usage.path);
         }
         Ok(())
     }
@@ -383,22 +378,17 @@ impl Consumers for Model {
     fn unstage(&self, stage: &Stage) -> Result<(), Hold> {
         let mut state = self.state();
         let name = name_of(&stage.backing);
-        let Some(copy) = state.replicas.get_mut(&name) else {
-            return Ok(());
-        };
-        copy.device = None;
-        if !std::mem::take(&mut copy.uses).is_empty() {
-            state.mistakes.push(format!(
-                "{name} was taken out of use before its uses had ended"
-            ));
+        let staged = state.hosts[self.at].stages.remove(&name);
+        if staged.is_some_and(|staged| !staged.uses.is_empty()) {
+            let what = format!("{name} was taken out of use before its uses had ended");
+            state.breach(Law::UsersKeepTheirs, what);
         }
         Ok(())
     }
 
     fn content(&self, backing: &Path, size: Bytes) -> Option<Content> {
-        let state = self.state();
-        let copy = state.replicas.get(&name_of(backing))?;
-        let found = match copy.filesystem {
+        let shown = self.state().shown(self.at, &name_of(backing)).ok()?;
+        let found = match shown.filesystem {
             None => json!({ "kind": EMPTY_CONTENT, "full": true, "of": size }),
             Some(own) => {
                 let full = own >= whole_units(size);
@@ -412,14 +402,13 @@ impl Consumers for Model {
         let mut state = self.state();
         refused(&state, Rung::Filesystem)?;
         let name = name_of(backing);
-        let copy = state
-            .replicas
-            .get_mut(&name)
-            .ok_or_else(|| missing(&name))?;
-        copy.filesystem = copy.filesystem.map(|_| whole_units(copy.size));
-        if copy.device.is_some() {
-            let mistake = format!("{name} was grown as if it were idle while it was in use");
-            state.mistakes.push(mistake);
+        let shown = state.shown(self.at, &name)?;
+        if shown.filesystem.is_some() {
+            state.fill(self.at, &name, shown.size);
+        }
+        if state.hosts[self.at].stages.contains_key(&name) {
+            let what = format!("{name} was grown as if it were idle while it was in use");
+            state.breach(Law::UsersKeepTheirs, what);
         }
         Ok(())
     }

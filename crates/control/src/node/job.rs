@@ -204,8 +204,9 @@ pub fn job(view: &StoredVolume, node: &Node, pool_of: &dyn Fn(&str) -> Option<Ar
         copies: places,
     });
     let goal = goal(view);
-    // Rungs that are found unchanged keep their times, so that a look that finds nothing new writes nothing.
-    let reported = view.rungs().cloned().collect();
+    // Rungs that are found unchanged keep their times, so that a look that finds nothing new writes nothing. A use on
+    // another node has rungs of its own.
+    let reported = view.rungs_on(&node.name).cloned().collect();
     Job {
         goal,
         replica,

@@ -122,6 +122,10 @@ impl Copies for ThisMachine {
         self.processes.has_target(volume)
     }
 
+    fn given_term(&self, volume: &str) -> Option<u32> {
+        self.processes.given_term(volume)
+    }
+
     fn abandon_target(&self, volume: &str) -> Result<(), Hold> {
         self.processes.abandon_target(volume)
     }

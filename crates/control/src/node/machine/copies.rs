@@ -192,6 +192,9 @@ pub trait Copies: Send + Sync + 'static {
     /// Whether there is a target of the volume on this machine, or something that is left of one.
     fn has_target(&self, volume: &str) -> bool;
 
+    /// The term that the target of the volume on this machine was given last; none if there is nothing of one.
+    fn given_term(&self, volume: &str) -> Option<u32>;
+
     /// Gives every request that waits for the target an error, for ever: its volume is served elsewhere, so that it will
     /// never be answered. Whoever waited lets go of the volume then.
     fn abandon_target(&self, volume: &str) -> Result<(), Hold>;

@@ -2,6 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::ResourceExt;
+use serde_json::json;
 use trellis_api::kinds::conditions::{Says, renew};
 use trellis_api::kinds::{
     DATA_FINALIZER, RESTING, ReplicaPhase, ReplicaState, ReplicaStatus, RungStatus, Target,
@@ -294,7 +295,13 @@ fn target_refused(
         ..old.clone()
     };
     let place = Place::named(Object::Target, target.object.name_any());
-    status_write(place, &old, &new)
+    let write = status_write(place, &old, &new)?;
+    // A target that was moved meanwhile was rightly outbid, and its successor must not get another term for that.
+    let Write::PatchStatus(place, mut body) = write else {
+        return None;
+    };
+    body["metadata"] = json!({ "resourceVersion": target.object.metadata.resource_version });
+    Some(Write::PatchStatus(place, body))
 }
 
 fn conditions(

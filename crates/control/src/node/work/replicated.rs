@@ -11,7 +11,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 use super::subject::{Lower, Subject};
 use super::{Outcome, dispose, look_inside, provide, refuse_all};
 use crate::node::climb::climb;
-use crate::node::job::{Fate, Job, ReplicaJob, ReplicatedJob};
+use crate::node::job::{Fate, Job, ReplicaJob, ReplicatedJob, TargetJob};
 use crate::node::machine::{CopyFound, Machine, Stage, TargetFound, TargetPlace};
 
 /// Does what the job says about copies, target and uses.
@@ -35,6 +35,19 @@ pub(super) fn work(
         without_target(machine, job, replicated, outcome);
         return let_go(machine, replicated, outcome);
     };
+    // The volume may have been served elsewhere since the target here had another term. What is in use here remembers
+    // what is not so any more.
+    let is_new_here = is_new_here(machine, target);
+    let fresh = is_new_here.then(|| never_established(job));
+    if machine.copies.has_target(&target.place.volume)
+        && is_new_here
+        && let Err(hold) = leave(machine, job)
+    {
+        outcome.uses = refuse_all(job, &hold);
+        outcome.target = Some(Err(hold));
+        return;
+    }
+    let job = fresh.as_ref().unwrap_or(job);
     let place = with_addresses(&target.place, replicated, outcome);
     let was_served = |status: &TargetStatus| status.capacity.is_some();
     let is_new = !target.object.status.as_ref().is_some_and(was_served);
@@ -64,6 +77,21 @@ pub(super) fn work(
     let_go(machine, replicated, outcome);
 }
 
+/// Whether the target was not given its present term here before.
+fn is_new_here(machine: &Machine, target: &TargetJob) -> bool {
+    let place = &target.place;
+    machine.copies.given_term(&place.volume) != Some(place.term)
+}
+
+/// The same job for a machine on which nothing of the volume is in use, because that has been ended here.
+fn never_established(job: &Job) -> Job {
+    let mut job = job.clone();
+    for each in &mut job.uses {
+        each.usage.established = false;
+    }
+    job
+}
+
 /// The target runs elsewhere, or rests: what is left of it here goes.
 fn without_target(machine: &Machine, job: &Job, replicated: &ReplicatedJob, outcome: &mut Outcome) {
     if !job.uses.is_empty() {
@@ -85,21 +113,23 @@ fn without_target(machine: &Machine, job: &Job, replicated: &ReplicatedJob, outc
     outcome.taken = replicated.elsewhere.is_some();
 }
 
-/// Whoever uses here a volume that is served elsewhere has lost it: this node was lost for a while, and the volume went to
-/// another one. What they wait for will never be answered. They get errors, before anything here could wait for the
-/// same.
+/// Whoever uses here a volume that is or was served elsewhere has lost it: this node was lost for a while, and the volume
+/// went to another one. What they wait for will never be answered, or must not be. They get errors, before anything here
+/// could wait for the same.
 pub(super) fn abandon(machine: &Machine, job: &Job, replicated: &ReplicatedJob) {
     let is_used = !job.uses.is_empty() || !job.endings.is_empty();
     let Some(stage) = job.staging.as_ref().filter(|_| is_used) else {
         return;
     };
-    let Some(node) = &replicated.elsewhere else {
+    let target = replicated.target.as_ref();
+    let was_elsewhere = target.is_some_and(|target| is_new_here(machine, target));
+    if replicated.elsewhere.is_none() && !was_elsewhere {
         return;
-    };
+    }
     if machine.copies.has_target(&stage.volume) {
         tracing::warn!(
             volume = stage.volume,
-            node,
+            node = replicated.elsewhere,
             "the volume was moved to another node while this one was lost; its users here get errors"
         );
         if let Err(hold) = machine.copies.abandon_target(&stage.volume) {

@@ -132,6 +132,16 @@ impl Supervisor {
         RunDir::of(&self.run, volume).target_settings().exists()
     }
 
+    /// The term that the target here was given last; none if there is nothing of one.
+    pub fn given_term(&self, volume: &str) -> Option<u32> {
+        if let Some(settings) = lock(&self.settings).get(volume) {
+            return Some(settings.term);
+        }
+        let bytes = std::fs::read(RunDir::of(&self.run, volume).target_settings()).ok()?;
+        let settings: Settings = serde_json::from_slice(&bytes).ok()?;
+        Some(settings.term)
+    }
+
     /// The term that copies have followed instead of the target here.
     pub fn outbid(&self, volume: &str) -> Option<u32> {
         let is_term = |text: &str| text.parse::<u32>().is_ok();

@@ -23,8 +23,7 @@ use crate::claim::{grow, reclaim};
 use crate::plan::{Note, Plan, sooner};
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
-use crate::stored::now;
-use crate::view::View;
+use crate::stored::{StoredClaim, now};
 use crate::volume::history;
 use crate::volume::plan::{Planned, first_promises, place_copies, plan as plan_volume};
 use crate::volume::surroundings::Surroundings;
@@ -42,7 +41,7 @@ pub async fn run(world: Arc<World>, client: Client, queue: Queue, recorder: Reco
 
 async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &str) -> Run {
     tracing::trace!(volume = key, "planning");
-    let view = View::gather(world, key);
+    let view = StoredClaim::gather(world, key);
     let tell = |note: Note| {
         tell_pods(world, recorder, &note);
         recorder.note(note);
@@ -51,7 +50,7 @@ async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &st
 }
 
 /// Plans with the ledger locked.
-pub(crate) fn decide(world: &World, view: &View) -> Decided {
+pub(crate) fn decide(world: &World, view: &StoredClaim) -> Decided {
     carry::decide(world, &view.stored.key, |around| plan(view, around, &now()))
 }
 
@@ -67,7 +66,7 @@ fn tell_pods(world: &World, recorder: &Recorder, note: &Note) {
 }
 
 /// The next writes for the claim and the volume in `view`.
-pub fn plan(view: &View, around: Surroundings<'_>, now: &MicroTime) -> Plan {
+pub fn plan(view: &StoredClaim, around: Surroundings<'_>, now: &MicroTime) -> Plan {
     let stored = &view.stored;
     match (&view.claim, &stored.volume) {
         (Some(claim), volume) if claim.metadata.deletion_timestamp.is_some() => {
@@ -116,7 +115,7 @@ fn make(
 
 /// A claim with its volume.
 fn bound(
-    view: &View,
+    view: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     around: Surroundings<'_>,
@@ -156,7 +155,7 @@ fn bound(
 
 /// What the volume needs, with what its claim says then.
 fn told(
-    view: &View,
+    view: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     planned: Planned,
@@ -183,7 +182,7 @@ fn told(
 }
 
 /// Uses that name a bound claim get its volume, as the claim itself did.
-fn name_volume(view: &View) -> impl Iterator<Item = Write> {
+fn name_volume(view: &StoredClaim) -> impl Iterator<Item = Write> {
     let waiting = view.waiting.iter();
     let waiting = waiting.filter(|each| each.metadata.deletion_timestamp.is_none());
     waiting.map(|each| {

@@ -15,7 +15,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 use super::provision::{BIND_COMPLETED, BOUND_BY_CONTROLLER};
 use super::status;
 use crate::plan::{Plan, claim_place};
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::write::{Object, Place, Write};
 
 /// The volume that fits a claim best: one that is reserved for it, or else the smallest.
@@ -34,7 +34,7 @@ pub fn best_fit(
 
 /// The next step towards a volume that was made by hand; none if the claim does not take one. A hold says why the claim
 /// cannot have the volume that it insists on.
-pub fn bind(view: &View, claim: &PersistentVolumeClaim) -> Result<Option<Plan>, Hold> {
+pub fn bind(view: &StoredClaim, claim: &PersistentVolumeClaim) -> Result<Option<Plan>, Hold> {
     let spec = claim.spec.clone().unwrap_or_default();
     let phase = claim
         .status
@@ -308,12 +308,12 @@ mod tests {
     // Fails if a claim that insists on a volume gets another one, or waits without a word.
     #[test]
     fn a_claim_that_names_a_volume_gets_that_one_or_a_reason() {
-        let view = |persistent_volume| View {
+        let view = |persistent_volume| StoredClaim {
             persistent_volume,
-            ..View::default()
+            ..StoredClaim::default()
         };
         let named = claim(|each| each["spec"]["volumeName"] = json!("v"));
-        let reason = |view: &View, claim| bind(view, claim).expect_err("it is held").reason;
+        let reason = |view: &StoredClaim, claim| bind(view, claim).expect_err("it is held").reason;
         assert_eq!(reason(&view(None), &named), HoldReason::VolumeNotFound);
         let small = view(Some(volume("v", "512Mi", |_| {})));
         assert_eq!(reason(&small, &named), HoldReason::VolumeMismatch);
@@ -335,11 +335,11 @@ mod tests {
         let ours = |each: &mut Value| {
             each["spec"]["claimRef"] = json!({ "name": "c", "namespace": "d", "uid": "u" });
         };
-        let mut view = View {
+        let mut view = StoredClaim {
             offered: Some(volume("v", "2Gi", ours)),
-            ..View::default()
+            ..StoredClaim::default()
         };
-        let writes = |view: &View, claim: &PersistentVolumeClaim| {
+        let writes = |view: &StoredClaim, claim: &PersistentVolumeClaim| {
             bind(view, claim)
                 .expect("possible")
                 .expect("something")

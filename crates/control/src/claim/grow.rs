@@ -14,7 +14,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::{provision, requester, status};
 use crate::plan::{Note, Plan, claim_place};
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::write::{Object, Place, Write};
 
 /// Another size that a claim wants of its volume.
@@ -115,7 +115,7 @@ fn changed(claim: &PersistentVolumeClaim, body: Value) -> Option<Write> {
 /// What the claim and its persistent volume say once their volume stands like this. `volume` wants what the claim
 /// wants.
 pub fn report(
-    view: &View,
+    view: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     told: &VolumeStatus,
@@ -129,7 +129,7 @@ pub fn report(
     plan
 }
 
-fn persistent_size(view: &View, served: Bytes) -> Option<Write> {
+fn persistent_size(view: &StoredClaim, served: Bytes) -> Option<Write> {
     let persistent = view.persistent_volume.as_ref()?;
     let capacity = persistent.spec.as_ref()?.capacity.as_ref()?;
     let size = capacity.get("storage")?.0.parse::<Bytes>().ok()?;
@@ -140,7 +140,7 @@ fn persistent_size(view: &View, served: Bytes) -> Option<Write> {
 
 /// What the claim says about its size.
 fn of_size(
-    view: &View,
+    view: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     told: &VolumeStatus,
@@ -173,14 +173,19 @@ fn of_size(
 
 /// Whether the volume is used on the node of the home alone. That node reports how it grows, with what it has just
 /// measured; no other node writes a claim.
-fn is_left_to_node(view: &View) -> bool {
+fn is_left_to_node(view: &StoredClaim) -> bool {
     let nodes = view.stored.branches().map(|(each, _)| &each.spec.node);
     let mut nodes = nodes.peekable();
     nodes.peek().is_some() && nodes.all(|node| Some(node) == view.home.as_ref())
 }
 
 /// Every use has the size: the claim has it.
-fn finish(view: &View, claim: &PersistentVolumeClaim, told: &VolumeStatus, goal: Bytes) -> Plan {
+fn finish(
+    view: &StoredClaim,
+    claim: &PersistentVolumeClaim,
+    told: &VolumeStatus,
+    goal: Bytes,
+) -> Plan {
     let is_reported = status::reported(claim).is_some_and(|size| size >= goal);
     let progress = status::progress(claim);
     // A request that could not be met was lowered again to what there is, or a report about an idle volume came after
@@ -289,7 +294,7 @@ fn as_hold(condition: &Condition) -> Option<Hold> {
 }
 
 /// Makes the volume say the mount options of its persistent volume, which somebody may have changed.
-pub fn mount_options(view: &View, volume: &Volume) -> Option<Write> {
+pub fn mount_options(view: &StoredClaim, volume: &Volume) -> Option<Write> {
     let persistent = view.persistent_volume.as_ref()?.spec.as_ref()?;
     let options = persistent.mount_options.clone().unwrap_or_default();
     let is_new = volume.spec.filesystem.is_some() && options != volume.spec.mount_options;

@@ -13,7 +13,7 @@ use super::by_hand;
 use super::class::Class;
 use super::status;
 use crate::plan::{Note, Plan, Promise, claim_place};
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::world;
 use crate::write::{Object, Place, Write};
 
@@ -65,7 +65,7 @@ pub enum Begin {
 }
 
 /// A claim without a volume gets one, if the claim is ours.
-pub fn begin(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Begin {
+pub fn begin(view: &StoredClaim, claim: &PersistentVolumeClaim, now: &MicroTime) -> Begin {
     match wanted(view, claim, now) {
         Ok(volume) => Begin::Want(Box::new(volume)),
         Err(plan) => Begin::Else(plan),
@@ -73,7 +73,11 @@ pub fn begin(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Beg
 }
 
 /// The volume that a claim wants, or what is to be done instead.
-fn wanted(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Result<Volume, Plan> {
+fn wanted(
+    view: &StoredClaim,
+    claim: &PersistentVolumeClaim,
+    now: &MicroTime,
+) -> Result<Volume, Plan> {
     let failed = |hold: &Hold| failed(claim, hold, now);
     match by_hand::bind(view, claim) {
         Ok(None) => {}
@@ -208,7 +212,12 @@ fn mount_options(claim: &PersistentVolumeClaim, class: &Class) -> Vec<String> {
     options.filter(|_| !is_block(claim)).unwrap_or_default()
 }
 
-fn new_volume(view: &View, claim: &PersistentVolumeClaim, class: &Class, size: Bytes) -> Volume {
+fn new_volume(
+    view: &StoredClaim,
+    claim: &PersistentVolumeClaim,
+    class: &Class,
+    size: Bytes,
+) -> Volume {
     let spec = VolumeSpec {
         capacity: size,
         claim: Some(claim_ref(claim)),
@@ -257,7 +266,7 @@ fn claim_ref(claim: &PersistentVolumeClaim) -> ClaimRef {
 
 /// What is still missing between a volume that serves so much and a bound claim, in order; none when nothing is.
 pub fn complete(
-    view: &View,
+    view: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     served: Bytes,
@@ -314,7 +323,7 @@ pub fn complete(
 }
 
 fn persistent_volume(
-    view: &View,
+    view: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     served: Bytes,
@@ -360,7 +369,7 @@ fn persistent_volume(
 
 /// A retained volume that a new claim names, and that its old claim has released.
 fn adopt(
-    view: &View,
+    view: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     persistent: &k8s_openapi::api::core::v1::PersistentVolume,
@@ -402,7 +411,7 @@ fn adopt(
     })
 }
 
-fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Option<Plan> {
+fn say_bound(view: &StoredClaim, claim: &PersistentVolumeClaim, served: Bytes) -> Option<Plan> {
     let phase = |phase: Option<&str>| phase == Some("Bound");
     let claim_bound = phase(
         claim

@@ -7,14 +7,14 @@ use trellis_api::kinds::{PROVISIONER, Volume};
 use trellis_api::{Hold, HoldReason};
 
 use crate::plan::{Note, Plan, claim_place};
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::write::{Object, Place, Write};
 
 const CLAIM_PROTECTION: &str = "kubernetes.io/pvc-protection";
 const VOLUME_PROTECTION: &str = "kubernetes.io/pv-protection";
 
 /// A claim that is being deleted goes as soon as nothing uses it.
-pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
+pub fn release_claim(view: &StoredClaim, claim: &PersistentVolumeClaim) -> Plan {
     if !claim
         .finalizers()
         .iter()
@@ -61,7 +61,7 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
 
 /// Records in the volume that its claim is being deleted, before the claim is gone. Afterwards nobody could tell a
 /// deleted claim from one that a lost store does not know.
-fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
+fn note_release(view: &StoredClaim, claim: &PersistentVolumeClaim) -> Option<Write> {
     let volume = view.stored.volume.as_ref()?;
     let made_for = volume.spec.claim.as_ref();
     let is_its_claim = made_for.is_some_and(|made_for| claim.uid().as_ref() == Some(&made_for.uid));
@@ -80,7 +80,7 @@ fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
 
 /// The claim is gone: deletes or keeps what it had. Bytes go only if the claim was deleted, or if a person deleted the
 /// volume or its persistent volume. A claim that is merely absent takes nothing with it.
-pub fn reclaim(view: &View) -> Plan {
+pub fn reclaim(view: &StoredClaim) -> Plan {
     let Some(persistent) = &view.persistent_volume else {
         return orphan(view);
     };
@@ -126,7 +126,7 @@ pub fn reclaim(view: &View) -> Plan {
 }
 
 /// A volume without claim and persistent volume.
-fn orphan(view: &View) -> Plan {
+fn orphan(view: &StoredClaim) -> Plan {
     let Some(volume) = &view.stored.volume else {
         return Plan::default();
     };
@@ -144,7 +144,7 @@ fn orphan(view: &View) -> Plan {
 /// Deletes a volume, says that its bytes go with it, and marks its persistent volume if that is not done yet. This is
 /// the only place that says so. Anybody else who deletes a volume only marks it, and its bytes stay as long as it has a
 /// claim or a use.
-fn let_go(view: &View, volume: &Volume, mark_persistent: bool) -> Plan {
+fn let_go(view: &StoredClaim, volume: &Volume, mark_persistent: bool) -> Plan {
     if !view.stored.attachments.is_empty() {
         return Plan::default();
     }
@@ -170,7 +170,7 @@ fn let_go(view: &View, volume: &Volume, mark_persistent: bool) -> Plan {
     }
 }
 
-fn keep(view: &View, claimed: bool) -> Plan {
+fn keep(view: &StoredClaim, claimed: bool) -> Plan {
     let phase = if claimed { "Released" } else { "Available" };
     let now = view
         .persistent_volume
@@ -187,7 +187,7 @@ fn keep(view: &View, claimed: bool) -> Plan {
     }
 }
 
-fn unprotect(view: &View) -> Plan {
+fn unprotect(view: &StoredClaim) -> Plan {
     let Some(persistent) = &view.persistent_volume else {
         return Plan::default();
     };
@@ -287,8 +287,8 @@ mod tests {
         Arc::new(serde_json::from_value(value).expect("an object of its kind"))
     }
 
-    fn view(persistent: Option<Value>, volume: Option<Value>, replicas: Vec<Value>) -> View {
-        View {
+    fn view(persistent: Option<Value>, volume: Option<Value>, replicas: Vec<Value>) -> StoredClaim {
+        StoredClaim {
             persistent_volume: persistent.map(object),
             stored: StoredVolume {
                 key: "v".to_owned(),
@@ -296,7 +296,7 @@ mod tests {
                 replicas: replicas.into_iter().map(object).collect(),
                 ..StoredVolume::default()
             },
-            ..View::default()
+            ..StoredClaim::default()
         }
     }
 

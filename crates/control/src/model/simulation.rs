@@ -28,8 +28,7 @@ use crate::node::machine::{Consumers, Machine};
 use crate::node::reconcile::missing_finalizers;
 use crate::node::report::{early_writes, replica_writes, use_writes};
 use crate::node::work::work;
-use crate::stored::now;
-use crate::view::View;
+use crate::stored::{StoredClaim, now};
 use crate::volume::nodes::Nodes;
 use crate::volume::parts;
 use crate::volume::rooms::Pools;
@@ -133,7 +132,7 @@ pub struct Simulation {
     pub world: World,
     pub machine: Arc<Model>,
     plans: BTreeMap<String, Decided>,
-    looks: BTreeMap<String, View>,
+    looks: BTreeMap<String, StoredClaim>,
 }
 
 /// Caches that know the only node. A target rests as soon as it can, so that histories come across that.
@@ -451,7 +450,7 @@ impl Simulation {
         if self.plans.contains_key(key) {
             return Ok(());
         }
-        let view = View::gather(&self.world, key);
+        let view = StoredClaim::gather(&self.world, key);
         let at = now();
         let look = || {
             let ledger = self.world.ledger.open();
@@ -559,7 +558,7 @@ impl Simulation {
 
     fn look(&mut self, key: &str) {
         if !self.looks.contains_key(key) {
-            let view = View::gather(&self.world, key);
+            let view = StoredClaim::gather(&self.world, key);
             self.looks.insert(key.to_owned(), view);
         }
     }

@@ -6,12 +6,13 @@
 
 use serde::Serialize;
 use trellis_api::Bytes;
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
+use trellis_control::view::{goal, is_bound, is_growing, reported, requested};
 
 use super::patch;
-use crate::claim_view::{bound, goal, growing, load, reported, requested};
 use crate::cli::{Cancel, Global};
 use crate::connect::connect;
+use crate::load::load;
 use crate::output;
 
 /// Cancels a growth.
@@ -46,11 +47,11 @@ enum Undoing {
 }
 
 impl Undoing {
-    fn of(view: &View) -> Undoing {
-        if !view.claim.as_deref().is_some_and(bound) {
+    fn of(view: &StoredClaim) -> Undoing {
+        if !view.claim.as_deref().is_some_and(is_bound) {
             return Undoing::Unbound;
         }
-        if !growing(view) {
+        if !is_growing(view) {
             return Undoing::Nothing;
         }
         let capacity = reported(view).unwrap_or_default();
@@ -89,7 +90,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(namespace: &str, claim: &str, view: &View, undoing: Undoing) -> Answer {
+    fn new(namespace: &str, claim: &str, view: &StoredClaim, undoing: Undoing) -> Answer {
         let from = requested(view);
         let asked = from.unwrap_or_default();
         let capacity = reported(view).unwrap_or_default();
@@ -140,7 +141,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::scenario;
 
     // Fails if a growth of which nothing is committed is not called off, or to a size that a cluster
     // refuses.
@@ -150,14 +151,14 @@ mod tests {
             to: Bytes::mib(1025),
             committed: Bytes::gib(1),
         };
-        assert_eq!(Undoing::of(&samples::refused()), expected);
+        assert_eq!(Undoing::of(&scenario::refused()), expected);
     }
 
     // Fails if the part of a growth that a copy already has is called off, or the rest is not.
     #[test]
     fn a_growth_that_is_half_done_goes_back_to_what_is_committed() {
-        let mut view = samples::mounted(1, 4);
-        view.stored.replicas = vec![Arc::new(samples::replica(4, Some(2)))];
+        let mut view = scenario::mounted(1, 4);
+        view.stored.replicas = vec![Arc::new(scenario::replica(4, Some(2)))];
         let undoing = Undoing::of(&view);
         let expected = Undoing::Lower {
             to: Bytes::gib(2),
@@ -171,8 +172,8 @@ mod tests {
     // Fails if what a copy already has is promised to be undone.
     #[test]
     fn what_is_committed_stays() {
-        assert_eq!(Undoing::of(&samples::idle()), Undoing::Committed);
-        assert_eq!(Undoing::of(&samples::mounted(2, 2)), Undoing::Nothing);
-        assert_eq!(Undoing::of(&samples::pending()), Undoing::Unbound);
+        assert_eq!(Undoing::of(&scenario::idle()), Undoing::Committed);
+        assert_eq!(Undoing::of(&scenario::mounted(2, 2)), Undoing::Nothing);
+        assert_eq!(Undoing::of(&scenario::pending()), Undoing::Unbound);
     }
 }

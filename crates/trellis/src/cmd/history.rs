@@ -4,9 +4,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use trellis_api::kinds::{GrowthRecord, GrowthResult, RecoveryRecord};
 
 use super::changes;
-use crate::claim_view::load;
 use crate::cli::{Global, OneClaim};
 use crate::connect::connect;
+use crate::load::load;
 use crate::output::{self, Table, Tone, UNKNOWN, precise, took};
 
 /// Shows the growths of a claim that are over, newest last.
@@ -94,11 +94,11 @@ fn micros_between(from: &MicroTime, to: &MicroTime) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::scenario;
 
     // Fails if a growth is shown without who, when, how long or how it ended.
     #[test]
     fn every_growth_is_told_with_its_times() {
-        insta::assert_snapshot!(render("data", &samples::growths(), false));
+        insta::assert_snapshot!(render("data", &scenario::growths(), false));
     }
 }

@@ -6,14 +6,14 @@ use anyhow::bail;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use trellis_api::kinds::ScrubSeen;
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
 
 use super::patience::answered;
 use super::volume::{patch, volume_of};
-use crate::claim_view::load;
 use crate::cli::Global;
 use crate::connect::{Service, connect};
 use crate::exit::{Ended, refuse, unless_interrupted};
+use crate::load::load;
 use crate::output::{self, human};
 
 /// How often `--wait` looks at the progress.
@@ -82,7 +82,7 @@ async fn finished(service: &Service, claim: &str, request: &str) -> anyhow::Resu
 }
 
 /// What scrubs have found, as the target reported.
-fn scrub_of(view: &View) -> Option<ScrubSeen> {
+fn scrub_of(view: &StoredClaim) -> Option<ScrubSeen> {
     view.stored.target.as_ref()?.status.as_ref()?.scrub.clone()
 }
 

@@ -13,17 +13,17 @@ use serde::Serialize;
 use serde_json::json;
 use trellis_api::kinds::{Recovery, Volume};
 use trellis_api::{Hold, HoldReason};
-use trellis_control::{stored::now, view::View};
+use trellis_control::stored::{StoredClaim, now};
 use trellis_engine::drive::{Address, SurveyFault, survey};
 use trellis_engine::proto::{Lineage, ReplicaId, Surveyed};
 use uuid::Uuid;
 
 use super::patch::manager;
 use super::volume::volume_of;
-use crate::claim_view::load;
 use crate::cli::{Format, Global};
 use crate::connect::{Service, connect};
 use crate::exit::{Ended, from_service};
+use crate::load::load;
 use crate::output::{self, Table, Tone, UNKNOWN};
 
 /// How long a copy may take to say what it holds.
@@ -119,7 +119,7 @@ struct Copy {
 }
 
 impl Findings {
-    async fn of(view: &View, volume: &Volume) -> anyhow::Result<Findings> {
+    async fn of(view: &StoredClaim, volume: &Volume) -> anyhow::Result<Findings> {
         let id: Uuid = volume.identity().parse()?;
         let mut addresses = BTreeMap::new();
         for replica in &view.stored.replicas {

@@ -13,17 +13,17 @@ use trellis_api::kinds::{
 };
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::disks;
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
+use trellis_control::view::{degraded, held, requested};
 use trellis_control::volume::copies::staying;
 use trellis_control::volume::redundancy;
 use trellis_control::volume::space::full_pools;
 
 use super::{changes, scrub};
-use crate::claim_view::health::degraded;
-use crate::claim_view::{held, list, load, requested};
 use crate::cli::{Global, Output};
 use crate::connect::{Service, connect};
 use crate::exit::{Ended, from_service, refuse};
+use crate::load::{list, load};
 use crate::output::{self, Table, Tone, UNKNOWN, age, human, precise_or_unknown};
 
 /// Shows a claim's volume and its copies.
@@ -109,7 +109,7 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
 }
 
 /// Only the copies that count can change who counts. Without a quorum of them the change would never happen.
-fn require_quorum(view: &View) -> anyhow::Result<()> {
+fn require_quorum(view: &StoredClaim) -> anyhow::Result<()> {
     let target = view.stored.target.as_ref();
     let status = target.and_then(|target| target.status.as_ref());
     let is_short =
@@ -138,13 +138,13 @@ pub(super) async fn patch(
 }
 
 /// The volume of a claim.
-pub fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
+pub fn volume_of<'a>(view: &'a StoredClaim, claim: &str) -> anyhow::Result<&'a Volume> {
     let found = view.stored.volume.as_deref();
     found.ok_or_else(|| Ended::NotFound(format!("claim {claim:?} has no volume yet")).into())
 }
 
 /// Copies that are lost together.
-fn warnings(view: &View, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
+fn warnings(view: &StoredClaim, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
     let pools: Vec<Arc<Pool>> = pools.into_iter().map(Arc::new).collect();
     let find = |name: &str| pools.iter().find(|pool| pool.name_any() == name).cloned();
     let worth = if volume.spec.allow_shared_disk {
@@ -163,7 +163,7 @@ fn warnings(view: &View, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
 }
 
 /// What a copy that leaves waits for.
-fn waits_for(view: &View, volume: &Volume, seen: &[ReplicaSeen]) -> String {
+fn waits_for(view: &StoredClaim, volume: &Volume, seen: &[ReplicaSeen]) -> String {
     let is_whole = |replica: &&std::sync::Arc<Replica>| {
         let id = replica.identity();
         let mut whole = seen
@@ -223,7 +223,7 @@ struct Copy {
 }
 
 impl Shown {
-    fn of(view: &View, pools: Vec<Pool>, now: Timestamp) -> Option<Shown> {
+    fn of(view: &StoredClaim, pools: Vec<Pool>, now: Timestamp) -> Option<Shown> {
         let volume = view.stored.volume.as_deref()?;
         let status = view
             .stored
@@ -254,7 +254,7 @@ impl Shown {
                 .iter()
                 .map(|each| Copy::of(each, view, volume, &status.replicas))
                 .collect(),
-            hold: held(view)
+            hold: held(view, now)
                 .map(|held| held.hold)
                 .or_else(|| volume.status.as_ref()?.hold.clone())
                 .or_else(|| full_pools(&view.stored, volume)),
@@ -365,7 +365,7 @@ impl Shown {
 }
 
 impl Copy {
-    fn of(replica: &Replica, view: &View, volume: &Volume, all: &[ReplicaSeen]) -> Copy {
+    fn of(replica: &Replica, view: &StoredClaim, volume: &Volume, all: &[ReplicaSeen]) -> Copy {
         let id = replica.identity();
         let seen = all.iter().find(|each| each.id == id);
         let now_seen = redundancy::seen(&view.stored, replica);

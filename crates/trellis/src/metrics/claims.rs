@@ -2,27 +2,28 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use trellis_api::{Bytes, Rung};
 use trellis_control::claim::class::Class;
 use trellis_control::metrics::Counted;
 use trellis_control::node::machine::PoolMeasured;
+use trellis_control::stored::StoredClaim;
 use trellis_control::usage::{Fill, InUse};
-use trellis_control::view::View;
+use trellis_control::view::{goal, held, rungs as rungs_of};
 use trellis_control::world::{World, volume_name};
 
 use super::text::{Family, Labels, Value};
-use crate::claim_view::{goal, held, ladder};
 
 /// The labels of every metric of a claim, as the kubelet names them.
 const CLAIM: &[&str] = &["namespace", "persistentvolumeclaim"];
 
 /// Every claim that is ours or could become so.
-pub fn views(world: &World) -> Vec<View> {
+pub fn views(world: &World) -> Vec<StoredClaim> {
     let claims = world.claims.all();
     let views = claims
         .iter()
-        .filter_map(|claim| Some(View::gather(world, &volume_name(claim)?)));
+        .filter_map(|claim| Some(StoredClaim::gather(world, &volume_name(claim)?)));
     views
         .filter(|view| {
             view.stored.volume.is_some() || view.class.as_deref().is_none_or(Class::is_ours)
@@ -30,7 +31,7 @@ pub fn views(world: &World) -> Vec<View> {
         .collect()
 }
 
-pub fn labels_of(view: &View) -> Option<Labels> {
+pub fn labels_of(view: &StoredClaim) -> Option<Labels> {
     let claim = view.claim.as_ref()?;
     Some(vec![
         claim.namespace().unwrap_or_default(),
@@ -39,7 +40,7 @@ pub fn labels_of(view: &View) -> Option<Labels> {
 }
 
 /// Sizes of the rungs, the goals, and what is held.
-pub fn ladders(views: &[View]) -> Vec<Family> {
+pub fn ladders(views: &[StoredClaim], now: Timestamp) -> Vec<Family> {
     let mut rungs = Family::gauge(
         "trellis_volume_rung_bytes",
         "Measured size of a layer of the claim; of several copies or uses, the smallest.",
@@ -63,7 +64,7 @@ pub fn ladders(views: &[View]) -> Vec<Family> {
             let more = more.iter().map(|each| (*each).to_owned());
             labels.iter().cloned().chain(more).collect::<Labels>()
         };
-        for (rung, size) in smallest(view) {
+        for (rung, size) in smallest(view, now) {
             rungs.put(
                 and(&[&view.stored.key, rung.name()]),
                 Value::Whole(size.get()),
@@ -72,7 +73,7 @@ pub fn ladders(views: &[View]) -> Vec<Family> {
         if view.stored.volume.is_some() {
             goals.put(and(&[&view.stored.key]), Value::Whole(goal(view).get()));
         }
-        if let Some(held) = held(view) {
+        if let Some(held) = held(view, now) {
             holds.put(and(&[held.hold.reason.code()]), Value::Whole(1));
         }
     }
@@ -80,9 +81,9 @@ pub fn ladders(views: &[View]) -> Vec<Family> {
 }
 
 /// The smallest measured size of each rung. The ladder shows what was never measured as empty.
-fn smallest(view: &View) -> BTreeMap<Rung, Bytes> {
+fn smallest(view: &StoredClaim, now: Timestamp) -> BTreeMap<Rung, Bytes> {
     let mut sizes = BTreeMap::new();
-    for rung in ladder::rungs(view) {
+    for rung in rungs_of(view, now) {
         if rung.size == Bytes::ZERO {
             continue;
         }
@@ -186,7 +187,7 @@ pub fn usage(claims: &BTreeMap<(String, String), InUse>) -> Vec<Family> {
 }
 
 /// One pool as it was just measured, and how much of it is promised.
-pub struct PoolNow {
+pub struct PoolSample {
     /// Its name.
     pub name: String,
     /// Its sizes; none if it could not be measured in time.
@@ -196,7 +197,7 @@ pub struct PoolNow {
 }
 
 /// The pools of this node.
-pub fn pools(pools: &[PoolNow]) -> Vec<Family> {
+pub fn pools(pools: &[PoolSample]) -> Vec<Family> {
     let mut sizes = Family::gauge(
         "trellis_pool_bytes",
         "Sizes of the pool: its filesystem, what is free on it, what replicas take, what they were promised.",
@@ -233,14 +234,14 @@ pub fn pools(pools: &[PoolNow]) -> Vec<Family> {
 mod tests {
     use super::super::text::encode;
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::scenario;
 
     // Fails if a rung, a goal or a hold of any kind of claim is lost, or told of one that was never measured.
     #[test]
     fn every_kind_of_claim_has_its_samples() {
-        let mut held = samples::refused();
-        let mut idle = samples::idle();
-        let mut pending = samples::pending();
+        let mut held = scenario::refused();
+        let mut idle = scenario::idle();
+        let mut pending = scenario::pending();
         let named = [
             (&mut held, "held"),
             (&mut idle, "idle"),
@@ -250,20 +251,23 @@ mod tests {
             let claim = view.claim.as_mut().expect("a claim");
             std::sync::Arc::make_mut(claim).metadata.name = Some(name.to_owned());
         }
-        let views = [samples::mounted(1, 2), held, idle, pending];
-        insta::assert_snapshot!(encode(ladders(&views)));
+        let views = [scenario::mounted(1, 2), held, idle, pending];
+        insta::assert_snapshot!(encode(ladders(&views, scenario::now())));
     }
 
     // Fails if the smaller of two copies, which is what can be relied on, is hidden by the larger.
     #[test]
     fn of_several_copies_the_smallest_counts() {
-        let mut view = samples::mounted(2, 2);
+        let mut view = scenario::mounted(2, 2);
         let mut second = (*view.stored.replicas[0]).clone();
         if let Some(status) = &mut second.status {
             status.capacity = Some(Bytes::gib(1));
         }
         view.stored.replicas.push(std::sync::Arc::new(second));
-        assert_eq!(smallest(&view).get(&Rung::Replica), Some(&Bytes::gib(1)));
+        assert_eq!(
+            smallest(&view, scenario::now()).get(&Rung::Replica),
+            Some(&Bytes::gib(1))
+        );
     }
 
     fn in_use(fill: Option<Fill>) -> InUse {
@@ -304,7 +308,7 @@ mod tests {
             allocated: Bytes::new(2),
             copies: Vec::new(),
         };
-        let pool = |name: &str, measured| PoolNow {
+        let pool = |name: &str, measured| PoolSample {
             name: name.to_owned(),
             measured,
             promised: Bytes::new(5),

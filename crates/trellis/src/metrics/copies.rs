@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use k8s_openapi::jiff::Timestamp;
 use trellis_api::Bytes;
 use trellis_api::kinds::{Replica, ReplicaSeen, ReplicaState, ScrubSeen};
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
 
 use super::claims::labels_of;
 use super::text::{Family, Labels, Value};
@@ -30,7 +30,7 @@ const COPY_STATE: &[&str] = &[
 /// A replicated volume, and what its target has just said; none if it has not answered in time.
 pub struct Served {
     /// The volume.
-    pub view: View,
+    pub view: StoredClaim,
     /// Its target.
     pub target: Option<TargetStatus>,
     /// Whether it was asked. Otherwise it is what was reported.
@@ -38,7 +38,7 @@ pub struct Served {
 }
 
 /// What the target of a volume has reported last.
-pub fn reported(view: &View) -> Option<TargetStatus> {
+pub fn reported(view: &StoredClaim) -> Option<TargetStatus> {
     let status = view.stored.target.as_ref()?.status.clone()?;
     let says = |kind: &str| {
         let found = status.conditions.iter().find(|each| each.type_ == kind);

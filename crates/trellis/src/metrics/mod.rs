@@ -20,13 +20,13 @@ use kube::ResourceExt;
 use trellis_api::kinds::Pool;
 use trellis_apiserver::EmbeddedApi;
 use trellis_control::node::machine::Pools;
+use trellis_control::stored::StoredClaim;
 use trellis_control::timely::Timely;
 use trellis_control::usage::{self, Gauge, MEASURE_TIME_MAX};
-use trellis_control::view::View;
 use trellis_control::world::World;
 
 use crate::machine::ThisMachine;
-use claims::PoolNow;
+use claims::PoolSample;
 use copies::Served;
 use text::{Family, Value};
 
@@ -84,7 +84,7 @@ impl Sources {
         let views = claims::views(&self.world);
         let (usage, pools, served) =
             tokio::join!(usage, self.measure_pools(), self.ask_targets(&views));
-        let mut families = claims::ladders(&views);
+        let mut families = claims::ladders(&views, Timestamp::now());
         families.extend(copies::families(&served, &self.repaired));
         families.extend(claims::growths(self.world.growths.counted()));
         families.extend(claims::usage(&usage));
@@ -97,8 +97,8 @@ impl Sources {
     }
 
     /// Asks the targets of volumes with several copies.
-    async fn ask_targets(&self, views: &[View]) -> Vec<Served> {
-        let is_served = |view: &&View| {
+    async fn ask_targets(&self, views: &[StoredClaim]) -> Vec<Served> {
+        let is_served = |view: &&StoredClaim| {
             view.stored
                 .volume
                 .as_ref()
@@ -129,7 +129,7 @@ impl Sources {
             .await
     }
 
-    async fn measure_pools(&self) -> Vec<PoolNow> {
+    async fn measure_pools(&self) -> Vec<PoolSample> {
         let pools = self.world.pools.all();
         let here = pools.into_iter().filter(|pool| pool.spec.node == self.node);
         futures::stream::iter(here)
@@ -139,7 +139,7 @@ impl Sources {
             .await
     }
 
-    async fn measure_pool(&self, pool: Arc<Pool>) -> PoolNow {
+    async fn measure_pool(&self, pool: Arc<Pool>) -> PoolSample {
         let name = pool.name_any();
         let promised = self.world.ledger.open().reserved_beside(&name, "");
         let id = pool.status.as_ref().and_then(|status| status.id.clone());
@@ -153,7 +153,7 @@ impl Sources {
                 measured.and_then(Result::ok)
             }
         };
-        PoolNow {
+        PoolSample {
             name,
             measured,
             promised,
@@ -203,7 +203,7 @@ fn build() -> Family {
 }
 
 /// Whether the target of a volume is one that this node can ask: it runs here.
-fn is_asked(view: &View, node: &str) -> bool {
+fn is_asked(view: &StoredClaim, node: &str) -> bool {
     let target = view.stored.target.as_ref();
     target.is_none_or(|target| target.spec.node == node && !target.spec.rests)
 }

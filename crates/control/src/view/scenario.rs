@@ -209,6 +209,9 @@ fn bound(requested: u64, size: u64, goal: u64, status: Value) -> StoredClaim {
         },
         "status": { "phase": "Bound" },
     });
+    let mut volume = volume(requested);
+    let served = json!({ "granted": gib(goal), "capacity": gib(size) });
+    Arc::make_mut(&mut volume).status = Some(read(served));
     let mut claim = claim(requested, status);
     let spec = Arc::make_mut(&mut claim).spec.get_or_insert_default();
     spec.volume_name = Some(VOLUME.to_owned());
@@ -216,7 +219,7 @@ fn bound(requested: u64, size: u64, goal: u64, status: Value) -> StoredClaim {
         claim: Some(claim),
         persistent_volume: Some(Arc::new(read(persistent_volume))),
         stored: StoredVolume {
-            volume: Some(volume(requested)),
+            volume: Some(volume),
             target: Some(Arc::new(read(target))),
             replicas: vec![Arc::new(replica(goal, Some(size)))],
             ..unknown()

@@ -1,14 +1,19 @@
 //! What is foretold, and that it is what the planner decides.
 
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use kube::runtime::watcher::Event;
 use proptest::prelude::*;
+use serde_json::json;
 use trellis_api::kinds::{AtPath, Consumer, Placement, ReplicaState};
 
 use super::*;
+use crate::cache::{Cache, Changed};
 use crate::embedded;
 use crate::plan::Plan;
 use crate::stored::now;
 use crate::view::scenario::{self, Scenario};
-use crate::volume::surroundings::{Surroundings, Waits};
+use crate::world::World;
 use crate::write::{Object, Write};
 
 /// The stock of a claim alone on pool `default`, which can hold so much.
@@ -112,6 +117,19 @@ fn a_size_that_no_volume_can_have_would_be_held() {
     assert_eq!(reason(&forecast), Some(HoldReason::SizeTooLarge));
 }
 
+/// A volume that was given a place, and whose copy is not stored yet.
+fn new_volume(like: &StoredClaim, pool: &str, size: u64) -> Arc<Volume> {
+    let mut volume = Arc::unwrap_or_clone(like.stored.volume.clone().expect("a volume"));
+    volume.metadata.name = Some(format!("pvc-new-{pool}-{size}"));
+    volume.spec.capacity = Bytes::gib(size);
+    volume.spec.placement = vec![Placement {
+        pool: pool.to_owned(),
+        node: "n1".to_owned(),
+    }];
+    volume.status = None;
+    Arc::new(volume)
+}
+
 // Fails if the room of a volume whose copies are not stored yet is foretold to be free.
 #[test]
 fn room_that_a_new_volume_was_given_is_not_free() {
@@ -121,14 +139,7 @@ fn room_that_a_new_volume_was_given_is_not_free() {
         Forecast::of(&look, &stock, Bytes::gib(4), &now()).hold,
         None
     );
-    let mut other = Arc::unwrap_or_clone(look.stored.volume.clone().expect("a volume"));
-    other.metadata.name = Some("pvc-other".to_owned());
-    other.spec.capacity = Bytes::gib(7);
-    other.spec.placement = vec![Placement {
-        pool: "default".to_owned(),
-        node: "n1".to_owned(),
-    }];
-    stock.volumes.push(Arc::new(other));
+    stock.volumes.push(new_volume(&look, "default", 7));
     let forecast = Forecast::of(&look, &stock, Bytes::gib(4), &now());
     assert_eq!(reason(&forecast), Some(HoldReason::NoSpaceInPool));
 }
@@ -177,25 +188,41 @@ fn pool_name(index: usize) -> String {
     format!("pool-{index}")
 }
 
-/// What the planner does if the claim asks for `to`, with the ledger of a process that has just started.
+/// What the planner does if the claim asks for `to`, in a process that has just listed everything.
 fn planned(look: &StoredClaim, stock: &Stock, to: Bytes) -> Plan {
-    let mut look = look.clone();
+    fn put<K: ResourceExt + Clone>(cache: &Cache<K>, object: &Arc<K>) -> Vec<Changed<K>> {
+        cache.apply(Event::Apply(K::clone(object)))
+    }
+    let world = World::new();
+    let node = json!({ "metadata": { "name": "n1" } });
+    let node: Node = serde_json::from_value(node).expect("a node");
+    put(&world.nodes, &Arc::new(node));
+    for pool in &stock.pools {
+        put(&world.pools, pool);
+    }
+    for replica in &stock.replicas {
+        for change in put(&world.replicas, replica) {
+            world.note_replica(&change);
+        }
+    }
+    for volume in &stock.volumes {
+        for change in put(&world.volumes, volume) {
+            world.note_volume(&change);
+        }
+    }
+    if let Some(target) = &look.stored.target {
+        put(&world.targets, target);
+    }
+    for attachment in &look.stored.attachments {
+        put(&world.attachments, attachment);
+    }
+    if let Some(persistent_volume) = &look.persistent_volume {
+        put(&world.persistent_volumes, persistent_volume);
+    }
     let claim = look.claim.as_deref().expect("a claim");
-    look.claim = Some(Arc::new(asking(claim, to)));
-    let ledger = stock.ledger();
-    let open = ledger.open();
-    let nodes = Nodes::there(&["n1", "na", "nb", "nc"]);
-    let rooms = Pools {
-        pools: stock.pools.clone(),
-        nodes: &nodes,
-        ledger: &open,
-    };
-    let around = Surroundings {
-        rooms: &rooms,
-        nodes: &nodes,
-        waits: Waits::USUAL,
-    };
-    embedded::plan(&look, around, &now())
+    put(&world.claims, &Arc::new(asking(claim, to)));
+    let gathered = StoredClaim::gather(&world, &look.stored.key);
+    embedded::decide(&world, &gathered).plan
 }
 
 /// The size that the plan gives every copy as its goal.
@@ -228,6 +255,7 @@ proptest! {
         copies in prop::sample::select(vec![vec![0], vec![0, 1], vec![0, 1, 2], vec![0, 0, 1]]),
         pools in prop::collection::vec((0u64..12, prop::sample::select(vec![50u32, 100, 150])), 3),
         others in prop::collection::vec((0usize..3, 1u64..6), 0..3),
+        new in prop::collection::vec((0usize..3, 1u64..4), 0..2),
         is_lost in prop::bool::weighted(0.1),
         thick: bool,
         to in prop::sample::select(vec![2u64, 3, 4, 6, 9, 1 << 30]),
@@ -247,8 +275,12 @@ proptest! {
         for (index, (pool, size)) in others.iter().enumerate() {
             let mut other = scenario::replica(*size, Some(*size));
             other.metadata.name = Some(format!("other-{index}"));
+            other.spec.volume = "pvc-other".to_owned();
             other.spec.pool = pool_name(*pool);
             stock.replicas.push(Arc::new(other));
+        }
+        for (pool, size) in &new {
+            stock.volumes.push(new_volume(&look, &pool_name(*pool), *size));
         }
         let to = Bytes::gib(to);
         let forecast = Forecast::of(&look, &stock, to, &now());

@@ -13,8 +13,8 @@ use crate::output::{self, Table, Tone, UNKNOWN, precise, took};
 pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
     let service = connect(global).await?;
     changes::show(&service.client, &verb.output, || async {
-        let view = load(&service, &verb.claim).await?;
-        let status = view.stored.volume.and_then(|volume| volume.status.clone());
+        let look = load(&service, &verb.claim).await?;
+        let status = look.stored.volume.and_then(|volume| volume.status.clone());
         let status = status.unwrap_or_default();
         let records = &status.growths;
         output::text(verb.output.output, records, |_| {

@@ -133,8 +133,8 @@ async fn with_reason(service: &Service, claim: &str, error: anyhow::Error) -> an
     if !is_unbound {
         return error;
     }
-    let view = tokio::time::timeout(ANSWER_TIME_MAX, load(service, claim)).await;
-    match view
+    let look = tokio::time::timeout(ANSWER_TIME_MAX, load(service, claim)).await;
+    match look
         .ok()
         .and_then(Result::ok)
         .as_ref()

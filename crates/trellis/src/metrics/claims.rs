@@ -19,20 +19,20 @@ use super::text::{Family, Labels, Value};
 const CLAIM: &[&str] = &["namespace", "persistentvolumeclaim"];
 
 /// Every claim that is ours or could become so.
-pub fn views(world: &World) -> Vec<StoredClaim> {
+pub fn looks(world: &World) -> Vec<StoredClaim> {
     let claims = world.claims.all();
-    let views = claims
+    let looks = claims
         .iter()
         .filter_map(|claim| Some(StoredClaim::gather(world, &volume_name(claim)?)));
-    views
-        .filter(|view| {
-            view.stored.volume.is_some() || view.class.as_deref().is_none_or(Class::is_ours)
+    looks
+        .filter(|look| {
+            look.stored.volume.is_some() || look.class.as_deref().is_none_or(Class::is_ours)
         })
         .collect()
 }
 
-pub fn labels_of(view: &StoredClaim) -> Option<Labels> {
-    let claim = view.claim.as_ref()?;
+pub fn labels_of(look: &StoredClaim) -> Option<Labels> {
+    let claim = look.claim.as_ref()?;
     Some(vec![
         claim.namespace().unwrap_or_default(),
         claim.name_any(),
@@ -40,7 +40,7 @@ pub fn labels_of(view: &StoredClaim) -> Option<Labels> {
 }
 
 /// Sizes of the rungs, the goals, and what is held.
-pub fn ladders(views: &[StoredClaim], now: Timestamp) -> Vec<Family> {
+pub fn ladders(looks: &[StoredClaim], now: Timestamp) -> Vec<Family> {
     let mut rungs = Family::gauge(
         "trellis_volume_rung_bytes",
         "Measured size of a layer of the claim; of several copies or uses, the smallest.",
@@ -56,24 +56,24 @@ pub fn ladders(views: &[StoredClaim], now: Timestamp) -> Vec<Family> {
         "1 while something keeps the claim from what is asked of it; the reason is a code of docs/holds.md.",
         &["namespace", "persistentvolumeclaim", "reason"],
     );
-    for view in views {
-        let Some(labels) = labels_of(view) else {
+    for look in looks {
+        let Some(labels) = labels_of(look) else {
             continue;
         };
         let and = |more: &[&str]| {
             let more = more.iter().map(|each| (*each).to_owned());
             labels.iter().cloned().chain(more).collect::<Labels>()
         };
-        for (rung, size) in smallest(view, now) {
+        for (rung, size) in smallest(look, now) {
             rungs.put(
-                and(&[&view.stored.key, rung.name()]),
+                and(&[&look.stored.key, rung.name()]),
                 Value::Whole(size.get()),
             );
         }
-        if view.stored.volume.is_some() {
-            goals.put(and(&[&view.stored.key]), Value::Whole(goal(view).get()));
+        if look.stored.volume.is_some() {
+            goals.put(and(&[&look.stored.key]), Value::Whole(goal(look).get()));
         }
-        if let Some(held) = held(view, now) {
+        if let Some(held) = held(look, now) {
             holds.put(and(&[held.hold.reason.code()]), Value::Whole(1));
         }
     }
@@ -81,9 +81,9 @@ pub fn ladders(views: &[StoredClaim], now: Timestamp) -> Vec<Family> {
 }
 
 /// The smallest measured size of each rung. The ladder shows what was never measured as empty.
-fn smallest(view: &StoredClaim, now: Timestamp) -> BTreeMap<Rung, Bytes> {
+fn smallest(look: &StoredClaim, now: Timestamp) -> BTreeMap<Rung, Bytes> {
     let mut sizes = BTreeMap::new();
-    for rung in rungs_of(view, now) {
+    for rung in rungs_of(look, now) {
         if rung.size == Bytes::ZERO {
             continue;
         }
@@ -247,25 +247,25 @@ mod tests {
             (&mut idle, "idle"),
             (&mut pending, "pending"),
         ];
-        for (view, name) in named {
-            let claim = view.claim.as_mut().expect("a claim");
+        for (look, name) in named {
+            let claim = look.claim.as_mut().expect("a claim");
             std::sync::Arc::make_mut(claim).metadata.name = Some(name.to_owned());
         }
-        let views = [scenario::mounted(1, 2), held, idle, pending];
-        insta::assert_snapshot!(encode(ladders(&views, scenario::now())));
+        let looks = [scenario::mounted(1, 2), held, idle, pending];
+        insta::assert_snapshot!(encode(ladders(&looks, scenario::now())));
     }
 
     // Fails if the smaller of two copies, which is what can be relied on, is hidden by the larger.
     #[test]
     fn of_several_copies_the_smallest_counts() {
-        let mut view = scenario::mounted(2, 2);
-        let mut second = (*view.stored.replicas[0]).clone();
+        let mut look = scenario::mounted(2, 2);
+        let mut second = (*look.stored.replicas[0]).clone();
         if let Some(status) = &mut second.status {
             status.capacity = Some(Bytes::gib(1));
         }
-        view.stored.replicas.push(std::sync::Arc::new(second));
+        look.stored.replicas.push(std::sync::Arc::new(second));
         assert_eq!(
-            smallest(&view, scenario::now()).get(&Rung::Replica),
+            smallest(&look, scenario::now()).get(&Rung::Replica),
             Some(&Bytes::gib(1))
         );
     }

@@ -81,10 +81,10 @@ impl Sources {
         let _turn = self.turn.lock().await;
         let gauge: Arc<dyn Gauge> = self.machine.clone();
         let usage = usage::measure(&self.world, &self.node, &gauge, &self.volumes);
-        let views = claims::views(&self.world);
+        let looks = claims::looks(&self.world);
         let (usage, pools, served) =
-            tokio::join!(usage, self.measure_pools(), self.ask_targets(&views));
-        let mut families = claims::ladders(&views, Timestamp::now());
+            tokio::join!(usage, self.measure_pools(), self.ask_targets(&looks));
+        let mut families = claims::ladders(&looks, Timestamp::now());
         families.extend(copies::families(&served, &self.repaired));
         families.extend(claims::growths(self.world.growths.counted()));
         families.extend(claims::usage(&usage));
@@ -97,30 +97,30 @@ impl Sources {
     }
 
     /// Asks the targets of volumes with several copies.
-    async fn ask_targets(&self, views: &[StoredClaim]) -> Vec<Served> {
-        let is_served = |view: &&StoredClaim| {
-            view.stored
+    async fn ask_targets(&self, looks: &[StoredClaim]) -> Vec<Served> {
+        let is_served = |look: &&StoredClaim| {
+            look.stored
                 .volume
                 .as_ref()
                 .is_some_and(|it| it.spec.is_behind_target())
         };
-        let volumes = views.iter().filter(is_served).cloned();
+        let volumes = looks.iter().filter(is_served).cloned();
         futures::stream::iter(volumes)
-            .map(|view| async {
-                if !is_asked(&view, &self.node) {
-                    let target = copies::reported(&view);
+            .map(|look| async {
+                if !is_asked(&look, &self.node) {
+                    let target = copies::reported(&look);
                     return Served {
                         is_asked: false,
-                        view,
+                        look,
                         target,
                     };
                 }
-                let (machine, volume) = (self.machine.clone(), view.stored.key.clone());
+                let (machine, volume) = (self.machine.clone(), look.stored.key.clone());
                 let ask = move || machine.target_status(&volume);
-                let target = self.targets.measure(&view.stored.key, ask).await.flatten();
+                let target = self.targets.measure(&look.stored.key, ask).await.flatten();
                 Served {
                     is_asked: true,
-                    view,
+                    look,
                     target,
                 }
             })
@@ -203,7 +203,7 @@ fn build() -> Family {
 }
 
 /// Whether the target of a volume is one that this node can ask: it runs here.
-fn is_asked(view: &StoredClaim, node: &str) -> bool {
-    let target = view.stored.target.as_ref();
+fn is_asked(look: &StoredClaim, node: &str) -> bool {
+    let target = look.stored.target.as_ref();
     target.is_none_or(|target| target.spec.node == node && !target.spec.rests)
 }

@@ -23,8 +23,7 @@ use crate::claim::{grow, reclaim};
 use crate::plan::{Note, Plan, sooner};
 use crate::queue::{Queue, Run};
 use crate::record::Recorder;
-use crate::stored::now;
-use crate::view::View;
+use crate::stored::{StoredClaim, now};
 use crate::volume::history;
 use crate::volume::plan::{Planned, first_promises, place_copies, plan as plan_volume};
 use crate::volume::surroundings::Surroundings;
@@ -45,17 +44,17 @@ async fn reconcile(world: &World, client: &Client, recorder: &Recorder, key: &st
         return Run::Done;
     }
     tracing::trace!(volume = key, "planning");
-    let view = View::gather(world, key);
+    let look = StoredClaim::gather(world, key);
     let tell = |note: Note| {
         tell_pods(world, recorder, &note);
         recorder.note(note);
     };
-    carry::carry_out(world, client, key, decide(world, &view), tell).await
+    carry::carry_out(world, client, key, decide(world, &look), tell).await
 }
 
 /// Plans with the ledger locked.
-pub(crate) fn decide(world: &World, view: &View) -> Decided {
-    carry::decide(world, &view.stored.key, |around| plan(view, around, &now()))
+pub(crate) fn decide(world: &World, look: &StoredClaim) -> Decided {
+    carry::decide(world, &look.stored.key, |around| plan(look, around, &now()))
 }
 
 /// A pod that uses a claim is told what is wrong with it.
@@ -69,12 +68,12 @@ fn tell_pods(world: &World, recorder: &Recorder, note: &Note) {
     }
 }
 
-/// The next writes for the claim and the volume in `view`.
-pub fn plan(view: &View, around: Surroundings<'_>, now: &MicroTime) -> Plan {
-    let stored = &view.stored;
-    match (&view.claim, &stored.volume) {
+/// The next writes for the claim and the volume in `look`.
+pub fn plan(look: &StoredClaim, around: Surroundings<'_>, now: &MicroTime) -> Plan {
+    let stored = &look.stored;
+    match (&look.claim, &stored.volume) {
         (Some(claim), volume) if claim.metadata.deletion_timestamp.is_some() => {
-            let plan = reclaim::release_claim(view, claim);
+            let plan = reclaim::release_claim(look, claim);
             match volume {
                 Some(volume) if plan.writes.is_empty() => {
                     joined(plan_volume(stored, volume, around, now).plan, plan)
@@ -82,13 +81,13 @@ pub fn plan(view: &View, around: Surroundings<'_>, now: &MicroTime) -> Plan {
                 _ => plan,
             }
         }
-        (Some(claim), None) => match provision::begin(view, claim, now) {
+        (Some(claim), None) => match provision::begin(look, claim, now) {
             Begin::Else(plan) => plan,
             Begin::Want(volume) => make(claim, *volume, around, now),
         },
-        (Some(claim), Some(volume)) => bound(view, claim, volume, around, now),
+        (Some(claim), Some(volume)) => bound(look, claim, volume, around, now),
         (None, volume) => {
-            let plan = reclaim::reclaim(view);
+            let plan = reclaim::reclaim(look);
             match volume {
                 Some(volume) if plan.writes.is_empty() => {
                     joined(plan_volume(stored, volume, around, now).plan, plan)
@@ -119,13 +118,13 @@ fn make(
 
 /// A claim with its volume.
 fn bound(
-    view: &View,
+    look: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     around: Surroundings<'_>,
     now: &MicroTime,
 ) -> Plan {
-    let stored = &view.stored;
+    let stored = &look.stored;
     let wish = match grow::wish(claim, volume, stored.committed(), now) {
         Ok(wish) => wish.filter(|_| stored.served().is_some()),
         Err(hold) => {
@@ -135,7 +134,7 @@ fn bound(
     };
     let Some(wish) = wish else {
         let planned = plan_volume(stored, volume, around, now);
-        return told(view, claim, volume, planned, now);
+        return told(look, claim, volume, planned, now);
     };
     if let Some(plan) = history::before_change(stored, volume, wish.size, now) {
         return joined(plan, Plan::default());
@@ -149,7 +148,7 @@ fn bound(
         .writes
         .retain(|write| write.place() != &of_volume);
     let granted = planned.status.as_ref().and_then(|status| status.granted);
-    let mut plan = told(view, claim, &wanted, planned, now);
+    let mut plan = told(look, claim, &wanted, planned, now);
     if wish.growth.is_none() || granted >= Some(wish.size) {
         plan.notes.insert(0, wish.note(claim, volume));
     }
@@ -159,7 +158,7 @@ fn bound(
 
 /// What the volume needs, with what its claim says then.
 fn told(
-    view: &View,
+    look: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     planned: Planned,
@@ -171,7 +170,7 @@ fn told(
         // Nothing is served yet that could be told of.
         return joined(plan, Plan::default());
     };
-    if let Some(binding) = provision::complete(view, claim, volume, served) {
+    if let Some(binding) = provision::complete(look, claim, volume, served) {
         if !binding.writes.is_empty() {
             // Binding changes the volume, which outdates a report on it. The report follows.
             let is_report = |write: &Write| matches!(write, Write::PatchStatus(of, _) if of.object == Object::Volume);
@@ -179,22 +178,22 @@ fn told(
         }
         return joined(plan, binding);
     }
-    plan = joined(plan, grow::report(view, claim, volume, &status, now));
-    plan.writes.extend(grow::mount_options(view, volume));
-    plan.writes.extend(name_volume(view));
+    plan = joined(plan, grow::report(look, claim, volume, &status, now));
+    plan.writes.extend(grow::mount_options(look, volume));
+    plan.writes.extend(name_volume(look));
     plan
 }
 
 /// Uses that name a bound claim get its volume, as the claim itself did.
-fn name_volume(view: &View) -> impl Iterator<Item = Write> {
-    let waiting = view.waiting.iter();
+fn name_volume(look: &StoredClaim) -> impl Iterator<Item = Write> {
+    let waiting = look.waiting.iter();
     let waiting = waiting.filter(|each| each.metadata.deletion_timestamp.is_none());
     waiting.map(|each| {
         let namespace = each.namespace().unwrap_or_default();
         let place = Place::within(Object::Attachment, namespace, each.name_any());
         let body = json!({
             "metadata": { "resourceVersion": each.resource_version() },
-            "spec": { "volume": view.stored.key },
+            "spec": { "volume": look.stored.key },
         });
         Write::Patch(place, body)
     })

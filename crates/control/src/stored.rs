@@ -1,4 +1,6 @@
-//! Everything that is stored about one volume: our own kinds, and no other.
+//! Everything that is stored about one volume: our own kinds, and no other. [`StoredClaim`] adds the claim's kinds.
+
+mod claim;
 
 use std::sync::Arc;
 
@@ -9,6 +11,7 @@ use trellis_api::kinds::{
 };
 use trellis_api::{Bytes, Hold, HoldReason};
 
+pub use self::claim::StoredClaim;
 use crate::world::World;
 
 /// One volume and all that belongs to it.

@@ -1,7 +1,6 @@
 //! Volumes that grow while they are in use: one binary.
 
 mod agent;
-mod claim_view;
 mod cli;
 mod cmd;
 mod connect;
@@ -11,12 +10,14 @@ mod credentials;
 mod exit;
 mod incarnation;
 mod kernel;
+mod load;
 mod machine;
 mod metrics;
 mod node_run;
 mod output;
 mod serve;
 mod up;
+mod words;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;

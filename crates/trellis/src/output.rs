@@ -5,10 +5,9 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::Context;
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Row, Table as Grid};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use trellis_api::{Bytes, Hold};
+pub use trellis_control::view::age;
 
 use crate::cli::Format;
 use crate::exit::Ended;
@@ -51,6 +50,24 @@ pub struct Table {
     rows: Vec<Vec<String>>,
     toned: Option<&'static str>,
     tones: Vec<Option<Tone>>,
+    /// Lines across the columns, each with the row that it stands before.
+    headings: Vec<(usize, Heading)>,
+}
+
+/// A line across the columns of a table. Its last word may have a colour.
+struct Heading {
+    text: String,
+    word: Option<(String, Tone)>,
+}
+
+impl Heading {
+    fn render(&self, colours: bool) -> String {
+        match &self.word {
+            Some((word, tone)) if colours => format!("{}: {}\n", self.text, tone.paint(word)),
+            Some((word, _)) => format!("{}: {word}\n", self.text),
+            None => format!("{}\n", self.text),
+        }
+    }
 }
 
 impl Table {
@@ -61,6 +78,7 @@ impl Table {
             rows: Vec::new(),
             toned: None,
             tones: Vec::new(),
+            headings: Vec::new(),
         }
     }
 
@@ -78,6 +96,18 @@ impl Table {
         cells.truncate(self.header.len());
         self.rows.push(cells);
         self.tones.push(tone);
+    }
+
+    /// Adds a line across the columns, above the rows that follow.
+    pub fn heading(&mut self, text: String, word: Option<(String, Tone)>) {
+        self.headings
+            .push((self.rows.len(), Heading { text, word }));
+    }
+
+    /// The headings that stand before a row.
+    fn headings_before(&self, row: usize, colours: bool) -> String {
+        let here = self.headings.iter().filter(|(before, _)| *before == row);
+        here.map(|(_, heading)| heading.render(colours)).collect()
     }
 
     /// The text, with a line break at its end.
@@ -103,6 +133,7 @@ impl Table {
             .and_then(|name| header.find(name));
         let mut text = format!("{header}\n");
         for (row, line) in lines.iter().skip(1).enumerate() {
+            text.push_str(&self.headings_before(row, colours));
             let tone = self.tones.get(row).copied().flatten();
             let painted = start
                 .zip(tone)
@@ -110,6 +141,7 @@ impl Table {
             text.push_str(painted.as_deref().unwrap_or(line));
             text.push('\n');
         }
+        text.push_str(&self.headings_before(self.rows.len(), colours));
         text
     }
 
@@ -247,17 +279,6 @@ pub fn took(micros: u64) -> String {
     }
 }
 
-/// How long ago something was, in kubectl's short form.
-pub fn age(then: &MicroTime, now: Timestamp) -> String {
-    let seconds = now.as_second().saturating_sub(then.0.as_second()).max(0);
-    match seconds {
-        0..120 => format!("{seconds}s"),
-        120..7_200 => format!("{}m", seconds / 60),
-        7_200..172_800 => format!("{}h", seconds / 3_600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
 /// How much of `want` there is, as a bar. Only a complete size fills it.
 pub fn bar(size: Bytes, want: Bytes) -> String {
     let percent = percent(size, want);
@@ -339,18 +360,6 @@ mod tests {
         );
         assert_eq!(bar(Bytes::gib(3), Bytes::gib(2)), "[##########] 150%");
         assert_eq!(bar(Bytes::ZERO, Bytes::ZERO), "[##########] 100%");
-    }
-
-    // Fails if an age is shown in a unit that says too little or too much.
-    #[test]
-    fn ages_are_short() {
-        let now = Timestamp::from_second(1_000_000).unwrap();
-        let ago = |seconds: i64| MicroTime(Timestamp::from_second(1_000_000 - seconds).unwrap());
-        assert_eq!(age(&ago(-5), now), "0s");
-        assert_eq!(age(&ago(119), now), "119s");
-        assert_eq!(age(&ago(7_199), now), "119m");
-        assert_eq!(age(&ago(7_200), now), "2h");
-        assert_eq!(age(&ago(864_000), now), "10d");
     }
 
     // Fails if colours shift the columns, or paint a name that looks like a state.

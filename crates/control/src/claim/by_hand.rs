@@ -15,7 +15,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 use super::provision::{BIND_COMPLETED, BOUND_BY_CONTROLLER};
 use super::status;
 use crate::plan::{Plan, claim_place};
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::write::{Object, Place, Write};
 
 /// The volume that fits a claim best: one that is reserved for it, or else the smallest.
@@ -34,7 +34,7 @@ pub fn best_fit(
 
 /// The next step towards a volume that was made by hand; none if the claim does not take one. A hold says why the claim
 /// cannot have the volume that it insists on.
-pub fn bind(view: &View, claim: &PersistentVolumeClaim) -> Result<Option<Plan>, Hold> {
+pub fn bind(look: &StoredClaim, claim: &PersistentVolumeClaim) -> Result<Option<Plan>, Hold> {
     let spec = claim.spec.clone().unwrap_or_default();
     let phase = claim
         .status
@@ -45,13 +45,13 @@ pub fn bind(view: &View, claim: &PersistentVolumeClaim) -> Result<Option<Plan>, 
         return Ok(Some(Plan::default()));
     }
     let volume = match named {
-        None => match &view.offered {
+        None => match &look.offered {
             Some(volume) => volume,
             None if asks_for_labels(&spec) => return Err(unmatched(claim)),
             None => return Ok(None),
         },
         Some(name) => {
-            let volume = view.persistent_volume.as_ref();
+            let volume = look.persistent_volume.as_ref();
             let volume = volume.ok_or_else(|| not_found(name))?;
             if let Some(why) = misfit(claim, volume) {
                 let message = format!("PersistentVolume {name:?} {why}.");
@@ -308,25 +308,25 @@ mod tests {
     // Fails if a claim that insists on a volume gets another one, or waits without a word.
     #[test]
     fn a_claim_that_names_a_volume_gets_that_one_or_a_reason() {
-        let view = |persistent_volume| View {
+        let look = |persistent_volume| StoredClaim {
             persistent_volume,
-            ..View::default()
+            ..StoredClaim::default()
         };
         let named = claim(|each| each["spec"]["volumeName"] = json!("v"));
-        let reason = |view: &View, claim| bind(view, claim).expect_err("it is held").reason;
-        assert_eq!(reason(&view(None), &named), HoldReason::VolumeNotFound);
-        let small = view(Some(volume("v", "512Mi", |_| {})));
+        let reason = |look: &StoredClaim, claim| bind(look, claim).expect_err("it is held").reason;
+        assert_eq!(reason(&look(None), &named), HoldReason::VolumeNotFound);
+        let small = look(Some(volume("v", "512Mi", |_| {})));
         assert_eq!(reason(&small, &named), HoldReason::VolumeMismatch);
         let selective =
             claim(|each| each["spec"]["selector"] = json!({ "matchLabels": { "a": "b" } }));
         assert_eq!(
-            reason(&view(None), &selective),
+            reason(&look(None), &selective),
             HoldReason::SelectorUnmatched
         );
-        let plan = bind(&view(Some(volume("v", "1Gi", |_| {}))), &named);
+        let plan = bind(&look(Some(volume("v", "1Gi", |_| {}))), &named);
         let plan = plan.expect("possible").expect("something to do");
         assert!(matches!(&plan.writes[..], [Write::Patch(place, _)] if place.name == "v"));
-        assert_eq!(bind(&view(None), &claim(|_| {})), Ok(None));
+        assert_eq!(bind(&look(None), &claim(|_| {})), Ok(None));
     }
 
     // Fails if the two ends are not bound in this order, or it never comes to an end.
@@ -335,30 +335,30 @@ mod tests {
         let ours = |each: &mut Value| {
             each["spec"]["claimRef"] = json!({ "name": "c", "namespace": "d", "uid": "u" });
         };
-        let mut view = View {
+        let mut look = StoredClaim {
             offered: Some(volume("v", "2Gi", ours)),
-            ..View::default()
+            ..StoredClaim::default()
         };
-        let writes = |view: &View, claim: &PersistentVolumeClaim| {
-            bind(view, claim)
+        let writes = |look: &StoredClaim, claim: &PersistentVolumeClaim| {
+            bind(look, claim)
                 .expect("possible")
                 .expect("something")
                 .writes
         };
         let unnamed = claim(|_| {});
-        let [Write::Patch(place, body)] = &writes(&view, &unnamed)[..] else {
+        let [Write::Patch(place, body)] = &writes(&look, &unnamed)[..] else {
             panic!("the claim names the volume");
         };
         assert_eq!(
             (place, &body["spec"]["volumeName"]),
             (&claim_place(&unnamed), &json!("v"))
         );
-        view.persistent_volume = view.offered.take();
+        look.persistent_volume = look.offered.take();
         let complete = |each: &mut Value| {
             each["spec"]["volumeName"] = json!("v");
             each["metadata"]["annotations"] = json!({ BIND_COMPLETED: "yes" });
         };
-        let [_, Write::PatchStatus(_, body)] = &writes(&view, &claim(complete))[..] else {
+        let [_, Write::PatchStatus(_, body)] = &writes(&look, &claim(complete))[..] else {
             panic!("both say that they are bound");
         };
         assert_eq!(body["status"]["capacity"]["storage"], "2Gi");
@@ -367,6 +367,6 @@ mod tests {
             complete(each);
             each["status"] = json!({ "phase": "Bound" });
         });
-        assert_eq!(writes(&view, &done), []);
+        assert_eq!(writes(&look, &done), []);
     }
 }

@@ -14,7 +14,7 @@ use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::{provision, requester, status};
 use crate::plan::{Note, Plan, claim_place};
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::write::{Object, Place, Write};
 
 /// Another size that a claim wants of its volume.
@@ -115,22 +115,22 @@ fn changed(claim: &PersistentVolumeClaim, body: Value) -> Option<Write> {
 /// What the claim and its persistent volume say once their volume stands like this. `volume` wants what the claim
 /// wants.
 pub fn report(
-    view: &View,
+    look: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     told: &VolumeStatus,
     now: &MicroTime,
 ) -> Plan {
-    let mut plan = of_size(view, claim, volume, told, now);
+    let mut plan = of_size(look, claim, volume, told, now);
     if let Some(served) = told.capacity {
-        plan.writes.extend(persistent_size(view, served));
+        plan.writes.extend(persistent_size(look, served));
     }
     tell_of_copies(claim, told, &mut plan, now);
     plan
 }
 
-fn persistent_size(view: &View, served: Bytes) -> Option<Write> {
-    let persistent = view.persistent_volume.as_ref()?;
+fn persistent_size(look: &StoredClaim, served: Bytes) -> Option<Write> {
+    let persistent = look.persistent_volume.as_ref()?;
     let capacity = persistent.spec.as_ref()?.capacity.as_ref()?;
     let size = capacity.get("storage")?.0.parse::<Bytes>().ok()?;
     let body = json!({ "spec": { "capacity": { "storage": served } } });
@@ -140,7 +140,7 @@ fn persistent_size(view: &View, served: Bytes) -> Option<Write> {
 
 /// What the claim says about its size.
 fn of_size(
-    view: &View,
+    look: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     told: &VolumeStatus,
@@ -152,7 +152,7 @@ fn of_size(
         return infeasible(claim, goal, hold, now);
     }
     if told.usable >= Some(goal) {
-        return finish(view, claim, told, goal);
+        return finish(look, claim, told, goal);
     }
     let is_new = status::allocated(claim) != Some(goal)
         || status::progress(claim) == Some("ControllerResizeInfeasible");
@@ -166,28 +166,33 @@ fn of_size(
     }
     match hold {
         // Somebody else reports on a growth in use: the node that measures it.
-        Some(hold) if !is_left_to_node(view) => held(claim, told, goal, hold, now),
+        Some(hold) if !is_left_to_node(look) => held(claim, told, goal, hold, now),
         _ => Plan::default(),
     }
 }
 
 /// Whether the volume is used on the node of the home alone. That node reports how it grows, with what it has just
 /// measured; no other node writes a claim.
-fn is_left_to_node(view: &View) -> bool {
-    let nodes = view.stored.branches().map(|(each, _)| &each.spec.node);
+fn is_left_to_node(look: &StoredClaim) -> bool {
+    let nodes = look.stored.branches().map(|(each, _)| &each.spec.node);
     let mut nodes = nodes.peekable();
-    nodes.peek().is_some() && nodes.all(|node| Some(node) == view.home.as_ref())
+    nodes.peek().is_some() && nodes.all(|node| Some(node) == look.home.as_ref())
 }
 
 /// Every use has the size: the claim has it.
-fn finish(view: &View, claim: &PersistentVolumeClaim, told: &VolumeStatus, goal: Bytes) -> Plan {
+fn finish(
+    look: &StoredClaim,
+    claim: &PersistentVolumeClaim,
+    told: &VolumeStatus,
+    goal: Bytes,
+) -> Plan {
     let is_reported = status::reported(claim).is_some_and(|size| size >= goal);
     let progress = status::progress(claim);
     // A request that could not be met was lowered again to what there is, or a report about an idle volume came after
     // the node had finished its growth. The node has nothing to finish then.
     let is_outdated = progress == Some("ControllerResizeInfeasible")
         || (is_reported && progress == Some("NodeResizePending"));
-    if is_reported && progress.is_none() || is_left_to_node(view) && !is_outdated {
+    if is_reported && progress.is_none() || is_left_to_node(look) && !is_outdated {
         return Plan::default();
     }
     let size = told.usable.unwrap_or(goal);
@@ -289,8 +294,8 @@ fn as_hold(condition: &Condition) -> Option<Hold> {
 }
 
 /// Makes the volume say the mount options of its persistent volume, which somebody may have changed.
-pub fn mount_options(view: &View, volume: &Volume) -> Option<Write> {
-    let persistent = view.persistent_volume.as_ref()?.spec.as_ref()?;
+pub fn mount_options(look: &StoredClaim, volume: &Volume) -> Option<Write> {
+    let persistent = look.persistent_volume.as_ref()?.spec.as_ref()?;
     let options = persistent.mount_options.clone().unwrap_or_default();
     let is_new = volume.spec.filesystem.is_some() && options != volume.spec.mount_options;
     let place = Place::named(Object::Volume, volume.name_any());

@@ -13,7 +13,7 @@ use super::by_hand;
 use super::class::Class;
 use super::status;
 use crate::plan::{Note, Plan, Promise, claim_place};
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::world;
 use crate::write::{Object, Place, Write};
 
@@ -65,22 +65,26 @@ pub enum Begin {
 }
 
 /// A claim without a volume gets one, if the claim is ours.
-pub fn begin(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Begin {
-    match wanted(view, claim, now) {
+pub fn begin(look: &StoredClaim, claim: &PersistentVolumeClaim, now: &MicroTime) -> Begin {
+    match wanted(look, claim, now) {
         Ok(volume) => Begin::Want(Box::new(volume)),
         Err(plan) => Begin::Else(plan),
     }
 }
 
 /// The volume that a claim wants, or what is to be done instead.
-fn wanted(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Result<Volume, Plan> {
+fn wanted(
+    look: &StoredClaim,
+    claim: &PersistentVolumeClaim,
+    now: &MicroTime,
+) -> Result<Volume, Plan> {
     let failed = |hold: &Hold| failed(claim, hold, now);
-    match by_hand::bind(view, claim) {
+    match by_hand::bind(look, claim) {
         Ok(None) => {}
         Ok(Some(plan)) => return Err(plan),
         Err(hold) => return Err(failed(&hold)),
     }
-    if world::volume_name(claim).as_ref() != Some(&view.stored.key) {
+    if world::volume_name(claim).as_ref() != Some(&look.stored.key) {
         // This is a volume that was made by hand and that the claim no longer has anything to do with.
         return Err(Plan::default());
     }
@@ -88,7 +92,7 @@ fn wanted(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Result
         .spec
         .as_ref()
         .and_then(|spec| spec.storage_class_name.as_deref());
-    let Some(class) = &view.class else {
+    let Some(class) = &look.class else {
         let Some(name) = class_name.filter(|name| !name.is_empty()) else {
             let message =
                 "no persistent volumes available for this claim and no storage class is set";
@@ -104,7 +108,7 @@ fn wanted(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Result
         return Err(failed(&hold));
     }
     let read = Class::read(class).map_err(|hold| failed(&hold))?;
-    if read.waits_for_consumer && !view.wanted {
+    if read.waits_for_consumer && !look.wanted {
         let message = "waiting for first consumer to be created before binding".to_owned();
         let hold = Hold::new(HoldReason::WaitingForConsumer, message.clone());
         let note = Note::normal(claim, "WaitForFirstConsumer", message);
@@ -118,7 +122,7 @@ fn wanted(view: &View, claim: &PersistentVolumeClaim, now: &MicroTime) -> Result
         Ok(size)
     });
     let size = size.map_err(|hold| failed(&hold))?;
-    Ok(new_volume(view, claim, &read, size))
+    Ok(new_volume(look, claim, &read, size))
 }
 
 /// There is no place for the copies of the volume that the claim wants.
@@ -208,7 +212,12 @@ fn mount_options(claim: &PersistentVolumeClaim, class: &Class) -> Vec<String> {
     options.filter(|_| !is_block(claim)).unwrap_or_default()
 }
 
-fn new_volume(view: &View, claim: &PersistentVolumeClaim, class: &Class, size: Bytes) -> Volume {
+fn new_volume(
+    look: &StoredClaim,
+    claim: &PersistentVolumeClaim,
+    class: &Class,
+    size: Bytes,
+) -> Volume {
     let spec = VolumeSpec {
         capacity: size,
         claim: Some(claim_ref(claim)),
@@ -216,7 +225,7 @@ fn new_volume(view: &View, claim: &PersistentVolumeClaim, class: &Class, size: B
         released_by: None,
         discard: false,
         provisional: true,
-        class: view
+        class: look
             .class
             .as_ref()
             .map(|class| class.name_any())
@@ -242,7 +251,7 @@ fn new_volume(view: &View, claim: &PersistentVolumeClaim, class: &Class, size: B
         recovery: None,
         growth: None,
     };
-    let mut volume = Volume::new(&view.stored.key, spec);
+    let mut volume = Volume::new(&look.stored.key, spec);
     volume.metadata.finalizers = Some(vec![VOLUME_FINALIZER.to_owned()]);
     volume
 }
@@ -257,16 +266,16 @@ fn claim_ref(claim: &PersistentVolumeClaim) -> ClaimRef {
 
 /// What is still missing between a volume that serves so much and a bound claim, in order; none when nothing is.
 pub fn complete(
-    view: &View,
+    look: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     served: Bytes,
 ) -> Option<Plan> {
-    let key = &view.stored.key;
-    let Some(persistent) = &view.persistent_volume else {
+    let key = &look.stored.key;
+    let Some(persistent) = &look.persistent_volume else {
         let write = Write::Create(
             Place::named(Object::PersistentVolume, key),
-            persistent_volume(view, claim, volume, served),
+            persistent_volume(look, claim, volume, served),
         );
         let step = Some(Step::PersistentVolumeWritten);
         return Some(Plan {
@@ -275,7 +284,7 @@ pub fn complete(
             ..Plan::default()
         });
     };
-    if let Some(plan) = adopt(view, claim, volume, persistent) {
+    if let Some(plan) = adopt(look, claim, volume, persistent) {
         return Some(plan);
     }
     let named = claim
@@ -310,24 +319,24 @@ pub fn complete(
         // A volume that was ever bound says who it is; the volume controller writes that first.
         return Some(Plan::default());
     }
-    say_bound(view, claim, served)
+    say_bound(look, claim, served)
 }
 
 fn persistent_volume(
-    view: &View,
+    look: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     served: Bytes,
 ) -> serde_json::Value {
     let spec = claim.spec.clone().unwrap_or_default();
-    let class = view.class.as_deref().map(Class::read).and_then(Result::ok);
+    let class = look.class.as_deref().map(Class::read).and_then(Result::ok);
     let options = Some(&volume.spec.mount_options).filter(|options| !options.is_empty());
     let policy = class.map_or_else(|| "Delete".to_owned(), |class| class.reclaim_policy);
     let mut persistent = json!({
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {
-            "name": view.stored.key,
+            "name": look.stored.key,
             "annotations": { PROVISIONED_BY: PROVISIONER },
             "finalizers": ["kubernetes.io/pv-protection"],
         },
@@ -347,7 +356,7 @@ fn persistent_volume(
             },
             "csi": {
                 "driver": PROVISIONER,
-                "volumeHandle": view.stored.key,
+                "volumeHandle": look.stored.key,
                 "fsType": volume.spec.filesystem.map(|kind| kind.name()),
             },
         },
@@ -360,7 +369,7 @@ fn persistent_volume(
 
 /// A retained volume that a new claim names, and that its old claim has released.
 fn adopt(
-    view: &View,
+    look: &StoredClaim,
     claim: &PersistentVolumeClaim,
     volume: &Volume,
     persistent: &k8s_openapi::api::core::v1::PersistentVolume,
@@ -388,11 +397,11 @@ fn adopt(
     }}});
     let writes = vec![
         Write::Patch(
-            Place::named(Object::PersistentVolume, &view.stored.key),
+            Place::named(Object::PersistentVolume, &look.stored.key),
             reference,
         ),
         Write::Patch(
-            Place::named(Object::Volume, &view.stored.key),
+            Place::named(Object::Volume, &look.stored.key),
             json!({ "spec": { "claim": ours } }),
         ),
     ];
@@ -402,7 +411,7 @@ fn adopt(
     })
 }
 
-fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Option<Plan> {
+fn say_bound(look: &StoredClaim, claim: &PersistentVolumeClaim, served: Bytes) -> Option<Plan> {
     let phase = |phase: Option<&str>| phase == Some("Bound");
     let claim_bound = phase(
         claim
@@ -410,7 +419,7 @@ fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Optio
             .as_ref()
             .and_then(|status| status.phase.as_deref()),
     );
-    let persistent = view.persistent_volume.as_ref()?;
+    let persistent = look.persistent_volume.as_ref()?;
     let volume_bound = phase(
         persistent
             .status
@@ -419,7 +428,7 @@ fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Optio
     );
     let mut writes = Vec::new();
     if !volume_bound {
-        let place = Place::named(Object::PersistentVolume, &view.stored.key);
+        let place = Place::named(Object::PersistentVolume, &look.stored.key);
         writes.push(Write::PatchStatus(
             place,
             json!({ "status": { "phase": "Bound" } }),
@@ -431,7 +440,7 @@ fn say_bound(view: &View, claim: &PersistentVolumeClaim, served: Bytes) -> Optio
             claim_place(claim),
             status::bound(claim, served),
         ));
-        let message = format!("Successfully provisioned volume {}", view.stored.key);
+        let message = format!("Successfully provisioned volume {}", look.stored.key);
         notes.push(Note::normal(claim, "ProvisioningSucceeded", message));
     }
     (!writes.is_empty()).then(|| Plan {

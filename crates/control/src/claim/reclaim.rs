@@ -7,14 +7,14 @@ use trellis_api::kinds::{PROVISIONER, Volume};
 use trellis_api::{Hold, HoldReason};
 
 use crate::plan::{Note, Plan, claim_place};
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::write::{Object, Place, Write};
 
 const CLAIM_PROTECTION: &str = "kubernetes.io/pvc-protection";
 const VOLUME_PROTECTION: &str = "kubernetes.io/pv-protection";
 
 /// A claim that is being deleted goes as soon as nothing uses it.
-pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
+pub fn release_claim(look: &StoredClaim, claim: &PersistentVolumeClaim) -> Plan {
     if !claim
         .finalizers()
         .iter()
@@ -22,7 +22,7 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
     {
         return Plan::default();
     }
-    if let Some(user) = view.uses().next() {
+    if let Some(user) = look.uses().next() {
         let message = format!(
             "still in use by attachment {:?} at {}",
             user.name_any(),
@@ -38,7 +38,7 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
             ..Plan::default()
         };
     }
-    if let Some(write) = note_release(view, claim) {
+    if let Some(write) = note_release(look, claim) {
         return Plan {
             writes: vec![write],
             ..Plan::default()
@@ -61,8 +61,8 @@ pub fn release_claim(view: &View, claim: &PersistentVolumeClaim) -> Plan {
 
 /// Records in the volume that its claim is being deleted, before the claim is gone. Afterwards nobody could tell a
 /// deleted claim from one that a lost store does not know.
-fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
-    let volume = view.stored.volume.as_ref()?;
+fn note_release(look: &StoredClaim, claim: &PersistentVolumeClaim) -> Option<Write> {
+    let volume = look.stored.volume.as_ref()?;
     let made_for = volume.spec.claim.as_ref();
     let is_its_claim = made_for.is_some_and(|made_for| claim.uid().as_ref() == Some(&made_for.uid));
     if !is_its_claim || volume.is_released() {
@@ -73,16 +73,16 @@ fn note_release(view: &View, claim: &PersistentVolumeClaim) -> Option<Write> {
         "spec": { "releasedBy": claim.uid() },
     });
     Some(Write::Patch(
-        Place::named(Object::Volume, &view.stored.key),
+        Place::named(Object::Volume, &look.stored.key),
         body,
     ))
 }
 
 /// The claim is gone: deletes or keeps what it had. Bytes go only if the claim was deleted, or if a person deleted the
 /// volume or its persistent volume. A claim that is merely absent takes nothing with it.
-pub fn reclaim(view: &View) -> Plan {
-    let Some(persistent) = &view.persistent_volume else {
-        return orphan(view);
+pub fn reclaim(look: &StoredClaim) -> Plan {
+    let Some(persistent) = &look.persistent_volume else {
+        return orphan(look);
     };
     let spec = persistent.spec.as_ref();
     let ours = spec
@@ -99,44 +99,44 @@ pub fn reclaim(view: &View) -> Plan {
     // A volume that somebody made by hand is theirs to delete, whatever its policy says.
     if !ours || policy != Some("Delete") {
         return if deleting {
-            unprotect(view)
+            unprotect(look)
         } else {
-            keep(view, claimed)
+            keep(look, claimed)
         };
     }
     // A volume without a claim that has never been bound to one is somebody's preparation.
     if !claimed && !deleting {
-        return keep(view, claimed);
+        return keep(look, claimed);
     }
-    if let Some(volume) = &view.stored.volume {
+    if let Some(volume) = &look.stored.volume {
         let is_deleted = deleting || volume.metadata.deletion_timestamp.is_some();
         if !volume.is_released() && !is_deleted {
-            return keep(view, claimed);
+            return keep(look, claimed);
         }
-        return let_go(view, volume, !deleting);
+        return let_go(look, volume, !deleting);
     }
-    if !view.stored.replicas.is_empty() {
+    if !look.stored.replicas.is_empty() {
         return Plan::default();
     }
     if !deleting {
         // It was marked together with its volume. If it was not, its volume is not known.
-        return keep(view, claimed);
+        return keep(look, claimed);
     }
-    unprotect(view)
+    unprotect(look)
 }
 
 /// A volume without claim and persistent volume.
-fn orphan(view: &View) -> Plan {
-    let Some(volume) = &view.stored.volume else {
+fn orphan(look: &StoredClaim) -> Plan {
+    let Some(volume) = &look.stored.volume else {
         return Plan::default();
     };
     // A retained volume whose persistent volume was removed by hand stays: that is what Retain means. It goes when
     // somebody deletes it as well. A volume that was never bound goes with its claim. One that does not even have
     // copies yet is nobody's, whatever became of the claim.
     let is_deleting = volume.metadata.deletion_timestamp.is_some();
-    let is_new = volume.spec.volume_id.is_empty() && view.stored.replicas.is_empty();
+    let is_new = volume.spec.volume_id.is_empty() && look.stored.replicas.is_empty();
     if is_deleting || (volume.spec.provisional && (volume.is_released() || is_new)) {
-        return let_go(view, volume, false);
+        return let_go(look, volume, false);
     }
     Plan::default()
 }
@@ -144,11 +144,11 @@ fn orphan(view: &View) -> Plan {
 /// Deletes a volume, says that its bytes go with it, and marks its persistent volume if that is not done yet. This is
 /// the only place that says so. Anybody else who deletes a volume only marks it, and its bytes stay as long as it has a
 /// claim or a use.
-fn let_go(view: &View, volume: &Volume, mark_persistent: bool) -> Plan {
-    if !view.stored.attachments.is_empty() {
+fn let_go(look: &StoredClaim, volume: &Volume, mark_persistent: bool) -> Plan {
+    if !look.stored.attachments.is_empty() {
         return Plan::default();
     }
-    let place = Place::named(Object::Volume, &view.stored.key);
+    let place = Place::named(Object::Volume, &look.stored.key);
     let mut writes = Vec::new();
     if !volume.spec.discard {
         let body = json!({
@@ -158,7 +158,7 @@ fn let_go(view: &View, volume: &Volume, mark_persistent: bool) -> Plan {
         writes.push(Write::Patch(place.clone(), body));
     }
     if mark_persistent {
-        let persistent = Place::named(Object::PersistentVolume, &view.stored.key);
+        let persistent = Place::named(Object::PersistentVolume, &look.stored.key);
         writes.push(Write::Delete(persistent));
     }
     if volume.metadata.deletion_timestamp.is_none() {
@@ -170,16 +170,16 @@ fn let_go(view: &View, volume: &Volume, mark_persistent: bool) -> Plan {
     }
 }
 
-fn keep(view: &View, claimed: bool) -> Plan {
+fn keep(look: &StoredClaim, claimed: bool) -> Plan {
     let phase = if claimed { "Released" } else { "Available" };
-    let now = view
+    let now = look
         .persistent_volume
         .as_ref()
         .and_then(|each| each.status.as_ref()?.phase.clone());
     if now.as_deref() == Some(phase) {
         return Plan::default();
     }
-    let place = Place::named(Object::PersistentVolume, &view.stored.key);
+    let place = Place::named(Object::PersistentVolume, &look.stored.key);
     let write = Write::PatchStatus(place, json!({ "status": { "phase": phase } }));
     Plan {
         writes: vec![write],
@@ -187,8 +187,8 @@ fn keep(view: &View, claimed: bool) -> Plan {
     }
 }
 
-fn unprotect(view: &View) -> Plan {
-    let Some(persistent) = &view.persistent_volume else {
+fn unprotect(look: &StoredClaim) -> Plan {
+    let Some(persistent) = &look.persistent_volume else {
         return Plan::default();
     };
     if !persistent
@@ -207,7 +207,7 @@ fn unprotect(view: &View) -> Plan {
         "finalizers": kept,
         "resourceVersion": persistent.metadata.resource_version,
     }});
-    let place = Place::named(Object::PersistentVolume, &view.stored.key);
+    let place = Place::named(Object::PersistentVolume, &look.stored.key);
     Plan {
         writes: vec![Write::Patch(place, body)],
         ..Plan::default()
@@ -287,8 +287,8 @@ mod tests {
         Arc::new(serde_json::from_value(value).expect("an object of its kind"))
     }
 
-    fn view(persistent: Option<Value>, volume: Option<Value>, replicas: Vec<Value>) -> View {
-        View {
+    fn look(persistent: Option<Value>, volume: Option<Value>, replicas: Vec<Value>) -> StoredClaim {
+        StoredClaim {
             persistent_volume: persistent.map(object),
             stored: StoredVolume {
                 key: "v".to_owned(),
@@ -296,7 +296,7 @@ mod tests {
                 replicas: replicas.into_iter().map(object).collect(),
                 ..StoredVolume::default()
             },
-            ..View::default()
+            ..StoredClaim::default()
         }
     }
 
@@ -308,19 +308,19 @@ mod tests {
     // Fails if a claim goes while something uses it, or takes finalizers along that are not ours.
     #[test]
     fn a_claim_goes_when_its_last_use_has_ended() {
-        let mut view = view(None, None, Vec::new());
-        view.claim = Some(object(claim()));
-        view.stored.attachments = vec![object(attachment())];
-        let claim = view.claim.clone().expect("there is one");
-        let waits = release_claim(&view, &claim);
+        let mut look = look(None, None, Vec::new());
+        look.claim = Some(object(claim()));
+        look.stored.attachments = vec![object(attachment())];
+        let claim = look.claim.clone().expect("there is one");
+        let waits = release_claim(&look, &claim);
         assert_eq!(waits.writes, []);
         assert_eq!(waits.notes.len(), 1);
         assert!(waits.notes[0].message.contains("/mnt"));
-        view.stored.attachments.clear();
+        look.stored.attachments.clear();
         let body = json!({ "metadata": {
             "finalizers": ["example.com/other"], "resourceVersion": "5",
         }});
-        let plan = release_claim(&view, &claim);
+        let plan = release_claim(&look, &claim);
         assert_eq!(plan.writes, [Write::Patch(claim_place(&claim), body)]);
     }
 
@@ -330,22 +330,22 @@ mod tests {
     fn the_deletion_of_a_claim_is_written_down_before_the_claim_is_gone() {
         let mut deleted = claim();
         deleted["metadata"]["uid"] = json!("u");
-        let mut view = view(None, Some(volume(Some("1Gi"))), Vec::new());
-        view.claim = Some(object(deleted.clone()));
-        let claim = view.claim.clone().expect("there is one");
+        let mut look = look(None, Some(volume(Some("1Gi"))), Vec::new());
+        look.claim = Some(object(deleted.clone()));
+        let claim = look.claim.clone().expect("there is one");
         let body = json!({ "metadata": { "uid": null }, "spec": { "releasedBy": "u" } });
         let place = Place::named(Object::Volume, "v");
-        let noted = release_claim(&view, &claim);
+        let noted = release_claim(&look, &claim);
         assert_eq!(noted.writes, [Write::Patch(place, body)]);
-        view.stored.volume = Some(object(released(volume(Some("1Gi")))));
-        let lifted = release_claim(&view, &claim);
+        look.stored.volume = Some(object(released(volume(Some("1Gi")))));
+        let lifted = release_claim(&look, &claim);
         assert!(
             matches!(&lifted.writes[..], [Write::Patch(place, _)] if place.object == Object::Claim)
         );
         deleted["metadata"]["uid"] = json!("another");
         let another: Arc<PersistentVolumeClaim> = object(deleted);
-        view.stored.volume = Some(object(volume(Some("1Gi"))));
-        let lifted = release_claim(&view, &another);
+        look.stored.volume = Some(object(volume(Some("1Gi"))));
+        let lifted = release_claim(&look, &another);
         assert!(
             matches!(&lifted.writes[..], [Write::Patch(place, _)] if place.object == Object::Claim)
         );
@@ -359,16 +359,16 @@ mod tests {
         let mut once_bound = volume(None);
         once_bound["spec"]["volumeId"] = json!("i");
         for volume in [volume(Some("1Gi")), volume(None), once_bound.clone()] {
-            let plan = reclaim(&view(Some(there.clone()), Some(volume), vec![replica()]));
+            let plan = reclaim(&look(Some(there.clone()), Some(volume), vec![replica()]));
             assert_eq!(plan.writes, []);
         }
-        assert_eq!(reclaim(&view(Some(there), None, Vec::new())).writes, []);
+        assert_eq!(reclaim(&look(Some(there), None, Vec::new())).writes, []);
         let orphans = [
-            view(None, Some(volume(None)), vec![replica()]),
-            view(None, Some(provisional(volume(None))), vec![replica()]),
-            view(None, Some(released(volume(None))), Vec::new()),
-            view(None, Some(once_bound), Vec::new()),
-            view(None, Some(volume(Some("1Gi"))), Vec::new()),
+            look(None, Some(volume(None)), vec![replica()]),
+            look(None, Some(provisional(volume(None))), vec![replica()]),
+            look(None, Some(released(volume(None))), Vec::new()),
+            look(None, Some(once_bound), Vec::new()),
+            look(None, Some(volume(Some("1Gi"))), Vec::new()),
         ];
         for orphan in orphans {
             assert_eq!(reclaim(&orphan).writes, []);
@@ -379,7 +379,7 @@ mod tests {
     // when they are gone.
     #[test]
     fn delete_takes_the_volume_then_its_copies_then_the_persistent_volume() {
-        let of = |persistent, volume, replicas| reclaim(&view(Some(persistent), volume, replicas));
+        let of = |persistent, volume, replicas| reclaim(&look(Some(persistent), volume, replicas));
         let delete = |object| Write::Delete(Place::named(object, "v"));
         let there = persistent("Delete", true);
         let bound = released(volume(Some("1Gi")));
@@ -411,20 +411,20 @@ mod tests {
         let place = Place::named(Object::PersistentVolume, "v");
         let body = json!({ "status": { "phase": "Released" } });
         let mut kept = persistent("Retain", true);
-        let plan = reclaim(&view(
+        let plan = reclaim(&look(
             Some(kept.clone()),
             Some(volume(Some("1Gi"))),
             vec![replica()],
         ));
         assert_eq!(plan.writes, [Write::PatchStatus(place, body)]);
         kept["status"]["phase"] = json!("Released");
-        let plan = reclaim(&view(
+        let plan = reclaim(&look(
             Some(kept.clone()),
             Some(volume(Some("1Gi"))),
             vec![replica()],
         ));
         assert_eq!(plan.writes, []);
-        let plan = reclaim(&view(None, Some(volume(Some("1Gi"))), vec![replica()]));
+        let plan = reclaim(&look(None, Some(volume(Some("1Gi"))), vec![replica()]));
         assert_eq!(plan.writes, [], "the persistent volume was removed by hand");
     }
 
@@ -434,15 +434,15 @@ mod tests {
         let prepared = persistent("Delete", false);
         let place = Place::named(Object::PersistentVolume, "v");
         let body = json!({ "status": { "phase": "Available" } });
-        let plan = reclaim(&view(Some(prepared), Some(volume(Some("1Gi"))), Vec::new()));
+        let plan = reclaim(&look(Some(prepared), Some(volume(Some("1Gi"))), Vec::new()));
         assert_eq!(plan.writes, [Write::PatchStatus(place, body)]);
         let mut foreign = persistent("Delete", true);
         foreign["spec"]["csi"]["driver"] = json!("other");
         let place = Place::named(Object::PersistentVolume, "v");
         let body = json!({ "status": { "phase": "Released" } });
-        let plan = reclaim(&view(Some(foreign.clone()), None, Vec::new()));
+        let plan = reclaim(&look(Some(foreign.clone()), None, Vec::new()));
         assert_eq!(plan.writes, [Write::PatchStatus(place.clone(), body)]);
-        let plan = reclaim(&view(Some(deleting(foreign)), None, Vec::new()));
+        let plan = reclaim(&look(Some(deleting(foreign)), None, Vec::new()));
         assert!(
             matches!(&plan.writes[..], [Write::Patch(at, _)] if *at == place),
             "its owner has deleted it, and no claim needs it"
@@ -456,12 +456,12 @@ mod tests {
             (provisional(volume(None)), Vec::new()),
             (released(provisional(volume(Some("1Gi")))), vec![replica()]),
         ] {
-            let plan = reclaim(&view(None, Some(volume), copies));
+            let plan = reclaim(&look(None, Some(volume), copies));
             let place = Place::named(Object::Volume, "v");
             let body = json!({ "metadata": { "uid": null }, "spec": { "discard": true } });
             let marks = [Write::Patch(place.clone(), body), Write::Delete(place)];
             assert_eq!(plan.writes, marks);
         }
-        assert_eq!(reclaim(&view(None, None, Vec::new())).writes, []);
+        assert_eq!(reclaim(&look(None, None, Vec::new())).writes, []);
     }
 }

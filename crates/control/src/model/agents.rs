@@ -19,7 +19,7 @@ use crate::node::machine::{Consumers, Copies, Machine};
 use crate::node::reconcile::missing_finalizers;
 use crate::node::report::{early_writes, replica_writes, use_writes};
 use crate::node::work::work;
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::volume::nodes::{READY, UNKNOWN};
 use crate::world::{Sees, World};
 use crate::write::Write;
@@ -30,7 +30,7 @@ pub struct AgentRole {
     machine: Arc<Model>,
     /// Its own caches and their watch. The agent of the embedded home shares those of the planner.
     own: Option<(usize, World)>,
-    pub(super) looks: BTreeMap<String, View>,
+    pub(super) looks: BTreeMap<String, StoredClaim>,
     is_down: bool,
     is_frozen: bool,
     /// Nothing that it sends to the API arrives, and it is told nothing.
@@ -162,7 +162,7 @@ impl Simulation {
 
     pub(super) fn look(&mut self, node: usize, key: &str) {
         if self.agents[node].runs() && !self.agents[node].looks.contains_key(key) {
-            let view = View::gather(self.world_of(node), key);
+            let view = StoredClaim::gather(self.world_of(node), key);
             self.agents[node].looks.insert(key.to_owned(), view);
         }
     }

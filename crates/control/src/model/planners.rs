@@ -17,7 +17,7 @@ use super::store::{Event, KIND_COUNT, KINDS, NODES, Store};
 use crate::cache::Cache;
 use crate::carry::{self, Decided, conclude};
 use crate::embedded::plan;
-use crate::view::View;
+use crate::stored::StoredClaim;
 use crate::volume::nodes::Nodes;
 use crate::volume::rooms::Pools;
 use crate::volume::surroundings::{Surroundings, Waits};
@@ -201,7 +201,7 @@ impl Simulation {
         }
         let at = self.now();
         let world = &self.leading().world;
-        let view = View::gather(world, key);
+        let view = StoredClaim::gather(world, key);
         let look = || {
             let ledger = world.ledger.open();
             let nodes = Nodes::of(&world.nodes.all());

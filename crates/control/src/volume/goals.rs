@@ -4,9 +4,11 @@
 //! pool, all at once: a goal is only a wish, and the ladder on the node decides, from what it has observed, which layer
 //! may rise when.
 
+use std::sync::Arc;
+
 use kube::ResourceExt;
 use serde_json::json;
-use trellis_api::kinds::Volume;
+use trellis_api::kinds::{Replica, Volume};
 use trellis_api::{Bytes, Hold, HoldReason};
 
 use super::rooms::{LargerCopy, Rooms};
@@ -70,29 +72,48 @@ fn make_room(
     thick: bool,
     rooms: &dyn Rooms,
 ) -> Result<Vec<Promise>, Hold> {
-    let mut promises = Vec::new();
-    for replica in &stored.replicas {
+    let copies = copies_at(stored, goal, thick, rooms).into_iter();
+    copies
+        .map(|(promise, room)| room.map(|()| promise))
+        .collect()
+}
+
+/// What each copy would be promised if the volume's goal were `goal`, and whether there is room for that. A copy leaves
+/// to those before it what they would be promised.
+pub fn copies_at(
+    stored: &StoredVolume,
+    goal: Bytes,
+    thick: bool,
+    rooms: &dyn Rooms,
+) -> Vec<(Promise, Result<(), Hold>)> {
+    let mut planned: Vec<Promise> = Vec::new();
+    let copy = |replica: &Arc<Replica>| {
         let (name, pool) = (replica.name_any(), &replica.spec.pool);
         let has = replica.status.as_ref().and_then(|status| status.capacity);
         let has = replica.spec.capacity.max(has.unwrap_or_default());
+        let larger = LargerCopy {
+            replica: &name,
+            pool,
+            from: has,
+            to: goal,
+            thick,
+            planned: &planned,
+        };
         // What a copy already has is not asked for again, however full its pool is now.
-        if goal > has {
-            rooms.room(LargerCopy {
-                replica: &name,
-                pool,
-                from: has,
-                to: goal,
-                thick,
-                planned: &promises,
-            })?;
-        }
-        promises.push(Promise {
-            replica: name,
+        let room = if goal > has {
+            rooms.room(larger)
+        } else {
+            Ok(())
+        };
+        let promise = Promise {
             pool: pool.clone(),
             size: goal,
-        });
-    }
-    Ok(promises)
+            replica: name,
+        };
+        planned.push(promise.clone());
+        (promise, room)
+    };
+    stored.replicas.iter().map(copy).collect()
 }
 
 fn set_goals(stored: &StoredVolume, goal: Bytes) -> Vec<Write> {

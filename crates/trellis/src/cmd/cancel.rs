@@ -6,23 +6,24 @@
 
 use serde::Serialize;
 use trellis_api::Bytes;
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
+use trellis_control::view::{goal, is_bound, is_growing, reported, requested};
 
 use super::patch;
-use crate::claim_view::{bound, goal, growing, load, reported, requested};
 use crate::cli::{Cancel, Global};
 use crate::connect::connect;
+use crate::load::load;
 use crate::output;
 
 /// Cancels a growth.
 pub async fn run(global: &Global, verb: &Cancel) -> anyhow::Result<()> {
     let service = connect(global).await?;
-    let view = load(&service, &verb.claim).await?;
-    let undoing = Undoing::of(&view);
-    if let (Undoing::Lower { to, .. }, Some(claim)) = (undoing, &view.claim) {
+    let look = load(&service, &verb.claim).await?;
+    let undoing = Undoing::of(&look);
+    if let (Undoing::Lower { to, .. }, Some(claim)) = (undoing, &look.claim) {
         patch::request(&service, claim, to, false).await?;
     }
-    let answer = Answer::new(&service.namespace, &verb.claim, &view, undoing);
+    let answer = Answer::new(&service.namespace, &verb.claim, &look, undoing);
     let text = output::text(verb.output, &answer, |_| format!("{}\n", answer.message))?;
     output::print(&text)
 }
@@ -46,15 +47,15 @@ enum Undoing {
 }
 
 impl Undoing {
-    fn of(view: &View) -> Undoing {
-        if !view.claim.as_deref().is_some_and(bound) {
+    fn of(look: &StoredClaim) -> Undoing {
+        if !look.claim.as_deref().is_some_and(is_bound) {
             return Undoing::Unbound;
         }
-        if !growing(view) {
+        if !is_growing(look) {
             return Undoing::Nothing;
         }
-        let capacity = reported(view).unwrap_or_default();
-        let sizes = view
+        let capacity = reported(look).unwrap_or_default();
+        let sizes = look
             .stored
             .replicas
             .iter()
@@ -66,7 +67,7 @@ impl Undoing {
             let above = capacity.checked_add(Bytes::new(1));
             above.and_then(|above| above.checked_next_multiple_of(Bytes::MIB))
         };
-        match least.filter(|to| *to < goal(view)) {
+        match least.filter(|to| *to < goal(look)) {
             Some(to) => Undoing::Lower { to, committed },
             None => Undoing::Committed,
         }
@@ -89,10 +90,10 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(namespace: &str, claim: &str, view: &View, undoing: Undoing) -> Answer {
-        let from = requested(view);
+    fn new(namespace: &str, claim: &str, look: &StoredClaim, undoing: Undoing) -> Answer {
+        let from = requested(look);
         let asked = from.unwrap_or_default();
-        let capacity = reported(view).unwrap_or_default();
+        let capacity = reported(look).unwrap_or_default();
         let (changed, to, message) = match undoing {
             Undoing::Nothing => {
                 let message =
@@ -140,7 +141,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::scenario;
 
     // Fails if a growth of which nothing is committed is not called off, or to a size that a cluster
     // refuses.
@@ -150,29 +151,29 @@ mod tests {
             to: Bytes::mib(1025),
             committed: Bytes::gib(1),
         };
-        assert_eq!(Undoing::of(&samples::refused()), expected);
+        assert_eq!(Undoing::of(&scenario::refused()), expected);
     }
 
     // Fails if the part of a growth that a copy already has is called off, or the rest is not.
     #[test]
     fn a_growth_that_is_half_done_goes_back_to_what_is_committed() {
-        let mut view = samples::mounted(1, 4);
-        view.stored.replicas = vec![Arc::new(samples::replica(4, Some(2)))];
-        let undoing = Undoing::of(&view);
+        let mut look = scenario::mounted(1, 4);
+        look.stored.replicas = vec![Arc::new(scenario::replica(4, Some(2)))];
+        let undoing = Undoing::of(&look);
         let expected = Undoing::Lower {
             to: Bytes::gib(2),
             committed: Bytes::gib(2),
         };
         assert_eq!(undoing, expected);
-        let message = Answer::new("default", "data", &view, undoing).message;
+        let message = Answer::new("default", "data", &look, undoing).message;
         assert!(message.contains("2Gi stays"), "{message}");
     }
 
     // Fails if what a copy already has is promised to be undone.
     #[test]
     fn what_is_committed_stays() {
-        assert_eq!(Undoing::of(&samples::idle()), Undoing::Committed);
-        assert_eq!(Undoing::of(&samples::mounted(2, 2)), Undoing::Nothing);
-        assert_eq!(Undoing::of(&samples::pending()), Undoing::Unbound);
+        assert_eq!(Undoing::of(&scenario::idle()), Undoing::Committed);
+        assert_eq!(Undoing::of(&scenario::mounted(2, 2)), Undoing::Nothing);
+        assert_eq!(Undoing::of(&scenario::pending()), Undoing::Unbound);
     }
 }

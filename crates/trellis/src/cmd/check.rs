@@ -12,10 +12,10 @@ use trellis_api::about::About;
 use trellis_api::kinds::Replica;
 use trellis_engine::replica::{Finding, Report, Severity, check, check_data, survey};
 
-use crate::claim_view;
 use crate::cli::{Check, Global};
 use crate::connect::connect;
 use crate::exit::Ended;
+use crate::load::list;
 use crate::output::{self, Table, Tone};
 
 /// The parts of a pool. One of them exists from the first moment on.
@@ -177,7 +177,7 @@ async fn unknown(global: &Global, directory: &Path) -> Vec<Found> {
 async fn known(global: &Global) -> anyhow::Result<HashSet<String>> {
     let service = connect(global).await?;
     let replicas = Api::<Replica>::all(service.client.clone());
-    let replicas = claim_view::list(replicas, &ListParams::default()).await?;
+    let replicas = list(replicas, &ListParams::default()).await?;
     Ok(replicas.iter().map(Replica::identity).collect())
 }
 

@@ -3,17 +3,14 @@
 use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use serde::Serialize;
-use trellis_api::kinds::Usage;
-use trellis_api::{Bytes, Hold};
-use trellis_control::view::View;
+use trellis_control::view::ClaimLine;
 
-use super::measured::ClaimNow;
 use super::{changes, measured};
-use crate::claim_view::{State, asks_for, load, load_all, reported, requested};
 use crate::cli::{Df, Global};
 use crate::connect::{Service, connect};
-use crate::output::{self, Table, Tone, UNKNOWN, age, human_or_unknown};
+use crate::load::{load, load_all};
+use crate::output::{self, Table, UNKNOWN, age, human_or_unknown};
+use crate::words::{asks_for, tone_of_state};
 
 /// How many claims are measured at the same time.
 const MEASURED_AT_ONCE: usize = 16;
@@ -26,24 +23,27 @@ pub async fn run(global: &Global, verb: &Df) -> anyhow::Result<()> {
 
 async fn answer(service: &Service, verb: &Df) -> anyhow::Result<String> {
     let namespace = (!verb.all_namespaces).then_some(service.namespace.as_str());
-    let views = match &verb.claim {
+    let looks = match &verb.claim {
         Some(claim) if !verb.all_namespaces => vec![load(service, claim).await?],
         Some(claim) => {
-            let mut views = load_all(&service.client, None).await?;
-            views.retain(|view| {
-                view.claim
+            let mut looks = load_all(&service.client, None).await?;
+            looks.retain(|look| {
+                look.claim
                     .as_ref()
                     .is_some_and(|each| each.name_any() == *claim)
             });
-            views
+            looks
         }
         None => load_all(&service.client, namespace).await?,
     };
     let timely = measured::timely();
-    let lines = futures::stream::iter(&views)
-        .map(|view| async { Line::of(view, measured::claim(&timely, view).await) })
+    let lines = futures::stream::iter(&looks)
+        .map(|look| async {
+            let measured = measured::claim(&timely, look).await;
+            ClaimLine::of(look, measured, Timestamp::now())
+        })
         .buffered(MEASURED_AT_ONCE);
-    let lines: Vec<Line> = lines.collect().await;
+    let lines: Vec<ClaimLine> = lines.collect().await;
     output::text(verb.output.output, &lines, |wide| {
         if lines.is_empty() {
             return match namespace {
@@ -56,108 +56,8 @@ async fn answer(service: &Service, verb: &Df) -> anyhow::Result<String> {
     })
 }
 
-/// One claim, as programs read it; sizes are exact.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Line {
-    namespace: String,
-    claim: String,
-    requested: Option<Bytes>,
-    capacity: Option<Bytes>,
-    usage: Option<Usage>,
-    use_percent: Option<u64>,
-    /// Whether the usage was measured for this answer; otherwise its node reported it earlier.
-    measured_now: bool,
-    /// The space that its copies on this machine take on their disks.
-    allocated: Option<Bytes>,
-    state: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hold: Option<Hold>,
-    paths: Vec<String>,
-    class: Option<String>,
-    filesystem: Option<&'static str>,
-    devices: Vec<String>,
-    pools: Vec<String>,
-    volume: Option<String>,
-    /// The size that it asks for, in words.
-    #[serde(skip)]
-    asks_for: String,
-    #[serde(skip)]
-    tone: Option<Tone>,
-}
-
-impl Line {
-    fn of(view: &View, now: ClaimNow) -> Line {
-        let state = State::of(view);
-        let claim = view.claim.as_deref();
-        let spec = claim.and_then(|claim| claim.spec.as_ref());
-        let measured_now = now.usage.is_some();
-        // What was not measured now is shown as its node last reported it, with its age.
-        let told = view.stored.attachments.iter();
-        let mut told = told.filter_map(|each| each.status.as_ref()?.usage.clone());
-        let usage = now.usage.or_else(|| told.next());
-        let devices = view
-            .stored
-            .attachments
-            .iter()
-            .filter_map(|each| each.status.as_ref()?.device.clone());
-        let mut devices: Vec<String> = devices.collect();
-        devices.dedup();
-        let volume = view.stored.volume.as_ref();
-        Line {
-            namespace: claim
-                .and_then(|claim| claim.namespace())
-                .unwrap_or_default(),
-            claim: claim.map(|claim| claim.name_any()).unwrap_or_default(),
-            requested: requested(view),
-            capacity: reported(view),
-            use_percent: usage.as_ref().map(use_percent),
-            usage,
-            measured_now,
-            allocated: now.allocated,
-            tone: Some(state.tone()),
-            paths: view
-                .stored
-                .attachments
-                .iter()
-                .map(|each| each.spec.consumer.path().to_owned())
-                .collect(),
-            class: spec.and_then(|spec| spec.storage_class_name.clone()),
-            filesystem: volume.and_then(|volume| Some(volume.spec.filesystem?.name())),
-            devices,
-            pools: view
-                .stored
-                .replicas
-                .iter()
-                .map(|each| each.spec.pool.clone())
-                .collect(),
-            volume: volume.map(|volume| volume.name_any()),
-            state: state.word().to_owned(),
-            hold: state.fault().map(|held| held.hold.clone()),
-            asks_for: asks_for(view, human_or_unknown),
-        }
-    }
-
-    fn state_text(&self) -> String {
-        match &self.hold {
-            Some(hold) => format!("{} {}", self.state, hold.reason),
-            None => self.state.clone(),
-        }
-    }
-}
-
-/// As df does: of what a user can have, rounded up, so that a full volume never shows less than 100 %.
-fn use_percent(usage: &Usage) -> u64 {
-    let used = u128::from(usage.used.get());
-    let all = used + u128::from(usage.available.get());
-    let percent = (used * 100)
-        .checked_div(all)
-        .map_or(0, |_| (used * 100).div_ceil(all));
-    u64::try_from(percent).unwrap_or_default()
-}
-
 /// The age of the measurement: what could not be measured now may be from a while ago.
-fn measured(line: &Line, now: Timestamp) -> Option<String> {
+fn measured(line: &ClaimLine, now: Timestamp) -> Option<String> {
     if line.measured_now {
         return Some("now".to_owned());
     }
@@ -165,7 +65,13 @@ fn measured(line: &Line, now: Timestamp) -> Option<String> {
     Some(format!("{} ago", age(at, now)))
 }
 
-fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours: bool) -> String {
+fn render(
+    lines: &[ClaimLine],
+    namespaces: bool,
+    wide: bool,
+    now: Timestamp,
+    colours: bool,
+) -> String {
     let mut header = vec![
         "CLAIM",
         "REQUESTED",
@@ -192,18 +98,18 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours:
     for line in lines {
         let usage = line.usage.as_ref();
         let mut cells = vec![
-            line.claim.clone(),
-            line.asks_for.clone(),
-            human_or_unknown(line.capacity),
+            line.head.claim.clone(),
+            asks_for(&line.head, human_or_unknown),
+            human_or_unknown(line.head.capacity),
             human_or_unknown(usage.map(|usage| usage.used)),
             human_or_unknown(usage.map(|usage| usage.available)),
             known(line.use_percent.map(|percent| format!("{percent}%"))),
             known(measured(line, now)),
-            line.state_text(),
+            line.state.to_string(),
             known(Some(line.paths.join(","))),
         ];
         if namespaces {
-            cells.insert(0, line.namespace.clone());
+            cells.insert(0, line.head.namespace.clone());
         }
         if wide {
             cells.extend([
@@ -217,7 +123,7 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours:
                 known(line.volume.clone()),
             ]);
         }
-        table.row(cells, line.tone);
+        table.row(cells, Some(tone_of_state(&line.state)));
     }
     table.render(colours)
 }
@@ -225,20 +131,19 @@ fn render(lines: &[Line], namespaces: bool, wide: bool, now: Timestamp, colours:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::ClaimNow;
+    use trellis_control::view::scenario::Scenario;
 
-    fn lines() -> Vec<Line> {
-        let views = [
-            samples::mounted(2, 2),
-            samples::mounted(1, 2),
-            samples::refused(),
-            samples::idle(),
-            samples::pending(),
+    fn lines() -> Vec<ClaimLine> {
+        let scenarios = [
+            Scenario::OneUse,
+            Scenario::Growing,
+            Scenario::Refused,
+            Scenario::UnusedBehind,
+            Scenario::Pending,
         ];
-        views
-            .iter()
-            .map(|view| Line::of(view, ClaimNow::default()))
-            .collect()
+        let line = |each: Scenario| ClaimLine::of(&each.stored(), ClaimNow::default(), now());
+        scenarios.into_iter().map(line).collect()
     }
 
     /// Three minutes after the sample was measured.
@@ -256,20 +161,5 @@ mod tests {
     #[test]
     fn wide_shows_where_the_bytes_are() {
         insta::assert_snapshot!(render(&lines()[..1], true, true, now(), false));
-    }
-
-    // Fails if a full volume shows less than 100 %, or an empty one divides by nothing.
-    #[test]
-    fn use_is_rounded_up() {
-        let usage = |used, available| Usage {
-            used: Bytes::new(used),
-            available: Bytes::new(available),
-            inodes_used: 0,
-            inodes_free: 0,
-            observed_at: None,
-        };
-        assert_eq!(use_percent(&usage(1, 999)), 1);
-        assert_eq!(use_percent(&usage(999, 1)), 100);
-        assert_eq!(use_percent(&usage(0, 0)), 0);
     }
 }

@@ -4,48 +4,51 @@ mod forecast;
 mod screen;
 mod wait;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use kube::Api;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
+use kube::{Api, Client};
 use serde::Serialize;
 use tokio::time::Instant;
-use trellis_api::kinds::{Pool, Replica};
+use trellis_api::kinds::{Pool, Replica, Volume};
 use trellis_api::quantity::{Growth, QuantityError};
 use trellis_api::{Bytes, Hold, Rung};
-use trellis_control::view::View;
+use trellis_control::stored::{StoredClaim, now};
+use trellis_control::view::{
+    Forecast, RungView, Stock, is_bound, is_growing, reported, requested, rungs,
+};
 
-use self::forecast::Forecast;
 use self::screen::Screen;
 use self::wait::Follow;
 use super::patch;
-use crate::claim_view::ladder::{RungView, rungs};
-use crate::claim_view::{self, bound, growing, load, reported, requested};
 use crate::cli::{Global, Grow};
 use crate::connect::{Service, connect};
 use crate::exit::{Ended, unless_interrupted};
+use crate::load::{list, load};
 use crate::output::{self, precise, took};
 
 /// Grows a claim.
 pub async fn run(global: &Global, verb: &Grow) -> anyhow::Result<()> {
     let service = connect(global).await?;
-    let view = load(&service, &verb.claim).await?;
-    let asked = asked(&verb.claim, verb.size, &view)?;
+    let look = load(&service, &verb.claim).await?;
+    let asked = asked(&verb.claim, verb.size, &look)?;
     match asked {
-        Asked::Larger(to) if verb.dry_run => dry_run(&service, verb, &view, to).await,
+        Asked::Larger(to) if verb.dry_run => dry_run(&service, verb, &look, to).await,
         Asked::Larger(to) if verb.wait => {
-            wait_for(&service, verb, view, Some(to), global.patience()).await
+            wait_for(&service, verb, look, Some(to), global.patience()).await
         }
         Asked::Larger(to) => {
-            let claim = view.claim.as_deref().context("the claim was not loaded")?;
+            let claim = look.claim.as_deref().context("the claim was not loaded")?;
             patch::request(&service, claim, to, false).await?;
-            tell(&service, verb, &view, to, None, &[])
+            tell(&service, verb, &look, to, None, &[])
         }
-        Asked::Already(_) if verb.wait && !verb.dry_run && growing(&view) => {
-            wait_for(&service, verb, view, None, global.patience()).await
+        Asked::Already(_) if verb.wait && !verb.dry_run && is_growing(&look) => {
+            wait_for(&service, verb, look, None, global.patience()).await
         }
-        Asked::Already(size) => tell(&service, verb, &view, size, None, &[]),
+        Asked::Already(size) => tell(&service, verb, &look, size, None, &[]),
     }
 }
 
@@ -60,23 +63,25 @@ enum Asked {
 
 /// An increase counts from the size that is asked for, or from the size that the claim has if that is larger: `+1Gi`
 /// twice is `+2Gi`, whether or not the first was done by then.
-fn asked(claim: &str, growth: Growth, view: &View) -> Result<Asked, Ended> {
-    if !view.claim.as_deref().is_some_and(bound) {
+fn asked(claim: &str, growth: Growth, look: &StoredClaim) -> Result<Asked, Ended> {
+    if !look.claim.as_deref().is_some_and(is_bound) {
         return Err(Ended::Refused(format!(
             "claim {claim} has no volume yet, and Kubernetes changes the request of bound claims only; `trellis explain {claim}` says what it waits for"
         )));
     }
-    let request = requested(view).unwrap_or_default();
+    let request = requested(look).unwrap_or_default();
     let base = match growth {
         Growth::To(_) => request,
-        Growth::By(_) | Growth::ByPercent(_) => request.max(reported(view).unwrap_or_default()),
+        Growth::By(_) | Growth::ByPercent(_) => request.max(reported(look).unwrap_or_default()),
     };
     match growth.apply(base) {
         Ok(size) if size == request => Ok(Asked::Already(size)),
         Ok(size) => Ok(Asked::Larger(size)),
-        Err(QuantityError::BelowCurrent { .. }) if growing(view) => Err(Ended::Refused(format!(
-            "claim {claim} asks for {request} already, and a growth never makes smaller; call that growth off first with `trellis cancel {claim}`"
-        ))),
+        Err(QuantityError::BelowCurrent { .. }) if is_growing(look) => {
+            Err(Ended::Refused(format!(
+                "claim {claim} asks for {request} already, and a growth never makes smaller; call that growth off first with `trellis cancel {claim}`"
+            )))
+        }
         Err(QuantityError::BelowCurrent { .. }) => Err(Ended::Refused(format!(
             "claim {claim} has {request} already, and volumes never shrink; `trellis cancel {claim}` calls off a growth that is not done, and none is under way"
         ))),
@@ -106,13 +111,13 @@ struct Answer<'a> {
 fn tell(
     service: &Service,
     verb: &Grow,
-    view: &View,
+    look: &StoredClaim,
     to: Bytes,
     waited: Option<Duration>,
     rungs: &[RungView],
 ) -> anyhow::Result<()> {
-    let from = reported(view);
-    let changed = requested(view) != Some(to);
+    let from = reported(look);
+    let changed = requested(look) != Some(to);
     let took_micros = waited.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     let answer = Answer {
         claim: &verb.claim,
@@ -137,7 +142,7 @@ fn tell(
                 verb.claim, verb.claim
             )
         }
-        None if growing(view) => format!(
+        None if is_growing(look) => format!(
             "claim {} asks for {to} already and has {had} so far; see `trellis explain {}`\n",
             verb.claim, verb.claim
         ),
@@ -167,22 +172,22 @@ fn behind(rungs: &[RungView], to: Bytes) -> String {
 async fn wait_for(
     service: &Service,
     verb: &Grow,
-    view: View,
+    look: StoredClaim,
     to: Option<Bytes>,
     patience: Duration,
 ) -> anyhow::Result<()> {
     let deadline = Instant::now() + patience;
-    let mut screen = Screen::new(verb.output, &rungs(&view));
-    let mut follow = Follow::start(service, &view);
+    let mut screen = Screen::new(verb.output, &rungs(&look, Timestamp::now()));
+    let mut follow = Follow::start(service, &look);
     follow.listed(deadline, patience).await?;
     let started = Instant::now();
     let goal = match to {
         Some(to) => {
-            let claim = view.claim.as_deref().context("the claim was not loaded")?;
+            let claim = look.claim.as_deref().context("the claim was not loaded")?;
             patch::request(service, claim, to, false).await?;
             to
         }
-        None => requested(&view).unwrap_or_default(),
+        None => requested(&look).unwrap_or_default(),
     };
     let goes_on = format!(
         "the growth goes on; see `trellis ladder {claim}`, or call it off with `trellis cancel {claim}`",
@@ -195,7 +200,7 @@ async fn wait_for(
     tell(
         service,
         verb,
-        &view,
+        &look,
         goal,
         Some(grown.at.duration_since(started)),
         &grown.rungs,
@@ -204,10 +209,15 @@ async fn wait_for(
 
 /// Says what would happen. It asks the service whether it would accept the request, and judges the rest by the rules of
 /// the controllers.
-async fn dry_run(service: &Service, verb: &Grow, view: &View, to: Bytes) -> anyhow::Result<()> {
-    let claim = view.claim.as_deref().context("the claim was not loaded")?;
+async fn dry_run(
+    service: &Service,
+    verb: &Grow,
+    look: &StoredClaim,
+    to: Bytes,
+) -> anyhow::Result<()> {
+    let claim = look.claim.as_deref().context("the claim was not loaded")?;
     patch::request(service, claim, to, true).await?;
-    if let Some(class) = view
+    if let Some(class) = look
         .class
         .as_deref()
         .filter(|class| class.allow_volume_expansion != Some(true))
@@ -218,21 +228,31 @@ async fn dry_run(service: &Service, verb: &Grow, view: &View, to: Bytes) -> anyh
         );
         return Err(Ended::Refused(text).into());
     }
-    let client = &service.client;
-    let all = ListParams::default();
-    let (pools, replicas) = tokio::try_join!(
-        claim_view::list(Api::<Pool>::all(client.clone()), &all),
-        claim_view::list(Api::<Replica>::all(client.clone()), &all),
-    )?;
-    let forecast = Forecast::new(view, pools, &replicas, to);
+    let stock = stock(&service.client).await?;
+    let forecast = Forecast::of(look, &stock, to, &now());
     let text = output::text(verb.output, &forecast, |_| {
-        forecast.render(output::colours())
+        forecast::render(&forecast, output::colours())
     })?;
     output::print(&text)?;
     match forecast.hold {
         Some(hold) => Err(held(hold)),
         None => Ok(()),
     }
+}
+
+/// What has a say in the room on pools.
+async fn stock(client: &Client) -> anyhow::Result<Stock> {
+    let all = ListParams::default();
+    let (pools, replicas, volumes) = tokio::try_join!(
+        list(Api::<Pool>::all(client.clone()), &all),
+        list(Api::<Replica>::all(client.clone()), &all),
+        list(Api::<Volume>::all(client.clone()), &all),
+    )?;
+    Ok(Stock {
+        pools: pools.into_iter().map(Arc::new).collect(),
+        replicas: replicas.into_iter().map(Arc::new).collect(),
+        volumes: volumes.into_iter().map(Arc::new).collect(),
+    })
 }
 
 fn held(hold: Hold) -> anyhow::Error {
@@ -243,16 +263,16 @@ fn held(hold: Hold) -> anyhow::Error {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::scenario;
 
-    fn of(view: &View, growth: &str) -> Result<Asked, String> {
-        asked("data", growth.parse().unwrap(), view).map_err(|ended| ended.to_string())
+    fn of(look: &StoredClaim, growth: &str) -> Result<Asked, String> {
+        asked("data", growth.parse().unwrap(), look).map_err(|ended| ended.to_string())
     }
 
     // Fails if a growth is computed from another size than the one that is asked for.
     #[test]
     fn growth_counts_from_the_request() {
-        let growing = samples::mounted(1, 2);
+        let growing = scenario::mounted(1, 2);
         assert_eq!(of(&growing, "+1Gi"), Ok(Asked::Larger(Bytes::gib(3))));
         assert_eq!(of(&growing, "+50%"), Ok(Asked::Larger(Bytes::gib(3))));
         assert_eq!(of(&growing, "5Gi"), Ok(Asked::Larger(Bytes::gib(5))));
@@ -262,7 +282,7 @@ mod tests {
     // Fails if a claim that has more than it asked for would be grown to less than was meant.
     #[test]
     fn growth_counts_from_the_capacity_if_that_is_larger() {
-        let larger = samples::claimed(1, 2);
+        let larger = scenario::claimed(1, 2);
         assert_eq!(of(&larger, "+1Gi"), Ok(Asked::Larger(Bytes::gib(3))));
         assert_eq!(of(&larger, "2Gi"), Ok(Asked::Larger(Bytes::gib(2))));
     }
@@ -270,16 +290,16 @@ mod tests {
     // Fails if a smaller size is taken, or the way to call a growth off is not named.
     #[test]
     fn smaller_is_refused_with_the_way_out() {
-        let refusal = of(&samples::mounted(1, 2), "1Gi").unwrap_err();
+        let refusal = of(&scenario::mounted(1, 2), "1Gi").unwrap_err();
         assert!(refusal.contains("trellis cancel data"), "{refusal}");
-        let refusal = of(&samples::mounted(2, 2), "1Gi").unwrap_err();
+        let refusal = of(&scenario::mounted(2, 2), "1Gi").unwrap_err();
         assert!(refusal.contains("never shrink"), "{refusal}");
     }
 
     // Fails if a claim without a volume is said to have a size, or its owner is not told where to look.
     #[test]
     fn a_claim_without_a_volume_cannot_grow() {
-        let refusal = of(&samples::pending(), "2Gi").unwrap_err();
+        let refusal = of(&scenario::pending(), "2Gi").unwrap_err();
         assert!(refusal.contains("trellis explain data"), "{refusal}");
     }
 }

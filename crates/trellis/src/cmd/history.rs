@@ -4,17 +4,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use trellis_api::kinds::{GrowthRecord, GrowthResult, RecoveryRecord};
 
 use super::changes;
-use crate::claim_view::load;
 use crate::cli::{Global, OneClaim};
 use crate::connect::connect;
+use crate::load::load;
 use crate::output::{self, Table, Tone, UNKNOWN, precise, took};
 
 /// Shows the growths of a claim that are over, newest last.
 pub async fn run(global: &Global, verb: &OneClaim) -> anyhow::Result<()> {
     let service = connect(global).await?;
     changes::show(&service.client, &verb.output, || async {
-        let view = load(&service, &verb.claim).await?;
-        let status = view.stored.volume.and_then(|volume| volume.status.clone());
+        let look = load(&service, &verb.claim).await?;
+        let status = look.stored.volume.and_then(|volume| volume.status.clone());
         let status = status.unwrap_or_default();
         let records = &status.growths;
         output::text(verb.output.output, records, |_| {
@@ -94,11 +94,11 @@ fn micros_between(from: &MicroTime, to: &MicroTime) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::scenario;
 
     // Fails if a growth is shown without who, when, how long or how it ended.
     #[test]
     fn every_growth_is_told_with_its_times() {
-        insta::assert_snapshot!(render("data", &samples::growths(), false));
+        insta::assert_snapshot!(render("data", &scenario::growths(), false));
     }
 }

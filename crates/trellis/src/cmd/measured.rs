@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 
 use trellis_api::Bytes;
 use trellis_api::kinds::{Pool, PoolCapacity, Usage};
+use trellis_control::stored::{StoredClaim, now};
 use trellis_control::timely::Timely;
 use trellis_control::usage::MEASURE_TIME_MAX;
-use trellis_control::{stored::now, view::View};
+use trellis_control::view::{ClaimNow, PoolNow};
 use trellis_node::iscsi::sessions;
 use trellis_node::sys::block::DeviceNumber;
 use trellis_node::sys::mountinfo;
@@ -23,32 +24,23 @@ use crate::machine::fill;
 /// The unit in which the kernel counts what a file takes.
 const SECTOR: u64 = 512;
 
-/// What was measured of a claim.
-#[derive(Clone, Debug, Default)]
-pub struct ClaimNow {
-    /// How full its filesystem is; none if it is not mounted here, or did not answer in time.
-    pub usage: Option<Usage>,
-    /// The space that its copies here take on their disks.
-    pub allocated: Option<Bytes>,
-}
-
 /// Measures with a time limit.
 pub fn timely() -> Timely {
     Timely::new(MEASURE_TIME_MAX)
 }
 
 /// Measures a claim.
-pub async fn claim(timely: &Timely, view: &View) -> ClaimNow {
-    let seen = Seen::of(view);
-    let key = format!("copies of {}", view.stored.key);
+pub async fn claim(timely: &Timely, look: &StoredClaim) -> ClaimNow {
+    let seen = Seen::of(look);
+    let key = format!("copies of {}", look.stored.key);
     let allocated = timely.measure(&key, {
         let copies = seen.copies.clone();
         move || allocated(&copies)
     });
     let usage = async {
         // A block volume has no filesystem to measure at its path.
-        view.stored.volume.as_ref()?.spec.filesystem?;
-        let measured = timely.measure(&view.stored.key, move || seen.usage());
+        look.stored.volume.as_ref()?.spec.filesystem?;
+        let measured = timely.measure(&look.stored.key, move || seen.usage());
         measured.await.flatten()
     };
     let (allocated, usage) = tokio::join!(allocated, usage);
@@ -68,18 +60,18 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(view: &View) -> Seen {
-        let uses = view.stored.attachments.iter().filter_map(|each| {
+    fn of(look: &StoredClaim) -> Seen {
+        let uses = look.stored.attachments.iter().filter_map(|each| {
             let device = each.status.as_ref()?.device.as_ref()?;
             Some((
                 PathBuf::from(each.spec.consumer.path()),
                 PathBuf::from(device),
             ))
         });
-        let copies = view.stored.replicas.iter();
+        let copies = look.stored.replicas.iter();
         let copies = copies.filter_map(|each| each.status.as_ref()?.path.clone());
         Seen {
-            volume: view.stored.key.clone(),
+            volume: look.stored.key.clone(),
             uses: uses.collect(),
             copies: copies.map(PathBuf::from).collect(),
         }
@@ -136,17 +128,6 @@ fn allocated(files: &[PathBuf]) -> Option<Bytes> {
     let all: Option<Vec<Bytes>> = files.iter().map(taken).collect();
     all.filter(|all| !all.is_empty())
         .map(|all| all.into_iter().sum())
-}
-
-/// What was found at a pool's directory.
-#[derive(Clone, Debug)]
-pub enum PoolNow {
-    /// It was measured.
-    Measured(PoolCapacity),
-    /// The directory is not there, or is not the pool that it was.
-    Gone,
-    /// It cannot be looked at from here, or does not answer.
-    Unknown,
 }
 
 /// Measures a pool of this machine.

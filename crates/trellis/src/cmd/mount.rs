@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
@@ -15,12 +16,13 @@ use trellis_api::kinds::{
     ATTACHMENT_FINALIZER, AtPath, Attachment, AttachmentPhase, AttachmentSpec, Consumer,
 };
 use trellis_api::{Hold, HoldReason};
+use trellis_control::view::held;
 
 use super::patience::passes;
-use crate::claim_view::{held, load};
 use crate::cli::{Global, Mount, Umount};
 use crate::connect::{Service, connect, own_node};
 use crate::exit::{Ended, from_service, refuse, unless_interrupted};
+use crate::load::load;
 use crate::{incarnation, output};
 
 /// How long the service may take to forget a mount that failed, or to tell why.
@@ -131,8 +133,13 @@ async fn with_reason(service: &Service, claim: &str, error: anyhow::Error) -> an
     if !is_unbound {
         return error;
     }
-    let view = tokio::time::timeout(ANSWER_TIME_MAX, load(service, claim)).await;
-    match view.ok().and_then(Result::ok).as_ref().and_then(held) {
+    let look = tokio::time::timeout(ANSWER_TIME_MAX, load(service, claim)).await;
+    match look
+        .ok()
+        .and_then(Result::ok)
+        .as_ref()
+        .and_then(|look| held(look, Timestamp::now()))
+    {
         Some(held) => Ended::Held(held.hold).into(),
         None => error,
     }

@@ -19,9 +19,9 @@ use trellis_api::kinds::{Attachment, Pool, Replica, Target};
 use trellis_apiserver::users::{NODE_LEASES_NAMESPACE, NODE_TOKENS_NAMESPACE, secret_name};
 
 use super::changes;
-use crate::claim_view::list;
 use crate::cli::{Global, Output};
 use crate::connect::connect;
+use crate::load::list;
 use crate::output::{self, Table, UNKNOWN, age};
 
 /// Shows the nodes.
@@ -167,8 +167,8 @@ fn render(lines: &[Line], wide: bool, now: Timestamp, colours: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim_view::samples;
     use trellis_api::Bytes;
+    use trellis_control::view::scenario;
 
     // Fails if a node is left out that only its pools still name, or if what is on a node is counted for another.
     #[test]
@@ -180,8 +180,8 @@ mod tests {
         };
         let mut lease = Lease::default();
         lease.metadata.name = Some("b".to_owned());
-        lease.spec.get_or_insert_default().renew_time = Some(MicroTime(samples::now()));
-        let mut pool = samples::pool(Bytes::gib(1), 100);
+        lease.spec.get_or_insert_default().renew_time = Some(MicroTime(scenario::now()));
+        let mut pool = scenario::pool(Bytes::gib(1), 100);
         "b".clone_into(&mut pool.spec.node);
         let mut lost = pool.clone();
         "gone".clone_into(&mut lost.spec.node);
@@ -190,10 +190,10 @@ mod tests {
             leases: vec![lease],
             tokens: Some(vec![secret_name("b")]),
             pools: vec![pool, lost],
-            replicas: vec![samples::replica(1, None)],
+            replicas: vec![scenario::replica(1, None)],
             targets: Vec::new(),
             attachments: Vec::new(),
         };
-        insta::assert_snapshot!(render(&contents.lines(), true, samples::now(), false));
+        insta::assert_snapshot!(render(&contents.lines(), true, scenario::now(), false));
     }
 }

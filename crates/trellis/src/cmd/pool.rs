@@ -23,14 +23,14 @@ use trellis_api::{Bytes, HoldReason};
 use trellis_control::disks;
 use trellis_control::ledger::Ledger;
 use trellis_control::stored::now;
+use trellis_control::view::PoolNow;
 use trellis_node::ground::{self, OtherPool};
 
-use super::measured::PoolNow;
 use super::{changes, measured};
-use crate::claim_view;
 use crate::cli::{Global, Output};
 use crate::connect::{Service, connect, own_node};
 use crate::exit::{Ended, from_service, refuse};
+use crate::load;
 use crate::output::{self, Table, Tone, UNKNOWN, age, human_or_unknown};
 
 /// How often to look whether a pool has been measured.
@@ -46,8 +46,8 @@ pub async fn list(global: &Global, how: &Output) -> anyhow::Result<()> {
     changes::show(client, how, || async {
         let all = ListParams::default();
         let (pools, replicas) = tokio::try_join!(
-            claim_view::list(Api::<Pool>::all(client.clone()), &all),
-            claim_view::list(Api::<Replica>::all(client.clone()), &all),
+            load::list(Api::<Pool>::all(client.clone()), &all),
+            load::list(Api::<Replica>::all(client.clone()), &all),
         )?;
         let ledger = Ledger::default();
         replicas
@@ -324,7 +324,7 @@ async fn require_fit(
     spec: &PoolSpec,
 ) -> anyhow::Result<Vec<String>> {
     let pools = Api::<Pool>::all(client.clone());
-    let pools = claim_view::list(pools, &ListParams::default()).await?;
+    let pools = load::list(pools, &ListParams::default()).await?;
     let here = pools.iter().filter(|pool| pool.spec.node == spec.node);
     let others: Vec<OtherPool> = here
         .map(|pool| OtherPool {
@@ -432,19 +432,19 @@ async fn measured(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::scenario;
 
     // Fails if what is promised or may be promised is not what the objects say.
     #[test]
     fn a_pool_shows_its_promises() {
         let ledger = Ledger::default();
-        ledger.note(None, Some(&samples::replica(3, Some(2))));
-        let ready = Line::of(&samples::pool(Bytes::gib(10), 150), &[], &ledger);
+        ledger.note(None, Some(&scenario::replica(3, Some(2))));
+        let ready = Line::of(&scenario::pool(Bytes::gib(10), 150), &[], &ledger);
         let unmeasured = Line::of(
-            &Pool::new("cold", samples::pool(Bytes::ZERO, 100).spec),
+            &Pool::new("cold", scenario::pool(Bytes::ZERO, 100).spec),
             &[],
             &ledger,
         );
-        insta::assert_snapshot!(render(&[ready, unmeasured], true, samples::now(), false));
+        insta::assert_snapshot!(render(&[ready, unmeasured], true, scenario::now(), false));
     }
 }

@@ -18,10 +18,10 @@ use trellis_api::kinds::{Pool, Replica, Volume};
 use trellis_engine::replica::survey;
 
 use self::plan::{Found, Known, Lost, Plan};
-use crate::claim_view::list;
 use crate::cli::{Global, Recover};
 use crate::connect::{connect, own_node};
 use crate::exit::Ended;
+use crate::load::list;
 use crate::output::{self, Table, Tone};
 
 /// One line of what was or would be done.

@@ -6,14 +6,14 @@ use anyhow::bail;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use trellis_api::kinds::ScrubSeen;
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
 
 use super::patience::answered;
 use super::volume::{patch, volume_of};
-use crate::claim_view::load;
 use crate::cli::Global;
 use crate::connect::{Service, connect};
 use crate::exit::{Ended, refuse, unless_interrupted};
+use crate::load::load;
 use crate::output::{self, human};
 
 /// How often `--wait` looks at the progress.
@@ -22,8 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// Compares all copies with their checksums.
 pub async fn scrub(global: &Global, claim: &str, wait: bool) -> anyhow::Result<()> {
     let service = connect(global).await?;
-    let view = load(&service, claim).await?;
-    let volume = volume_of(&view, claim)?;
+    let look = load(&service, claim).await?;
+    let volume = volume_of(&look, claim)?;
     if !volume.spec.is_behind_target() {
         return refuse(format!(
             "claim {claim:?} has a single copy that is used where it lies, which has no sums"
@@ -61,8 +61,8 @@ pub async fn scrub(global: &Global, claim: &str, wait: bool) -> anyhow::Result<(
 async fn finished(service: &Service, claim: &str, request: &str) -> anyhow::Result<()> {
     let mut told = None;
     loop {
-        let view = answered(load(service, claim)).await?;
-        let seen = scrub_of(&view).unwrap_or_default();
+        let look = answered(load(service, claim)).await?;
+        let seen = scrub_of(&look).unwrap_or_default();
         if seen.request.as_deref() == Some(request) {
             output::print(&format!("{}\n", result(&seen)))?;
             if seen.found > seen.mended {
@@ -82,8 +82,8 @@ async fn finished(service: &Service, claim: &str, request: &str) -> anyhow::Resu
 }
 
 /// What scrubs have found, as the target reported.
-fn scrub_of(view: &View) -> Option<ScrubSeen> {
-    view.stored.target.as_ref()?.status.as_ref()?.scrub.clone()
+fn scrub_of(look: &StoredClaim) -> Option<ScrubSeen> {
+    look.stored.target.as_ref()?.status.as_ref()?.scrub.clone()
 }
 
 /// What a scrub has found, in a sentence.

@@ -13,17 +13,17 @@ use serde::Serialize;
 use serde_json::json;
 use trellis_api::kinds::{Recovery, Volume};
 use trellis_api::{Hold, HoldReason};
-use trellis_control::{stored::now, view::View};
+use trellis_control::stored::{StoredClaim, now};
 use trellis_engine::drive::{Address, SurveyFault, survey};
 use trellis_engine::proto::{Lineage, ReplicaId, Surveyed};
 use uuid::Uuid;
 
 use super::patch::manager;
 use super::volume::volume_of;
-use crate::claim_view::load;
 use crate::cli::{Format, Global};
 use crate::connect::{Service, connect};
 use crate::exit::{Ended, from_service};
+use crate::load::load;
 use crate::output::{self, Table, Tone, UNKNOWN};
 
 /// How long a copy may take to say what it holds.
@@ -38,13 +38,13 @@ pub async fn run(
     format: Option<Format>,
 ) -> anyhow::Result<()> {
     let service = connect(global).await?;
-    let view = load(&service, claim).await?;
-    let volume = volume_of(&view, claim)?;
+    let look = load(&service, claim).await?;
+    let volume = volume_of(&look, claim)?;
     if !volume.spec.is_behind_target() {
         let text = format!("claim {claim:?} has a single copy; there is none to go on with");
         return Err(Ended::Refused(text).into());
     }
-    let findings = Findings::of(&view, volume).await?;
+    let findings = Findings::of(&look, volume).await?;
     if accept_loss.is_empty() {
         output::print(&output::text(format, &findings, |_| {
             findings.render(claim, output::colours())
@@ -119,10 +119,10 @@ struct Copy {
 }
 
 impl Findings {
-    async fn of(view: &View, volume: &Volume) -> anyhow::Result<Findings> {
+    async fn of(look: &StoredClaim, volume: &Volume) -> anyhow::Result<Findings> {
         let id: Uuid = volume.identity().parse()?;
         let mut addresses = BTreeMap::new();
-        for replica in &view.stored.replicas {
+        for replica in &look.stored.replicas {
             let status = replica.status.as_ref();
             let address = status.and_then(|status| status.address.as_ref());
             if let Some(address) = address {
@@ -131,7 +131,7 @@ impl Findings {
             }
         }
         let found = survey(id, addresses, None, SURVEY_TIME_MAX).await;
-        let status = view
+        let status = look
             .stored
             .target
             .as_ref()
@@ -142,7 +142,7 @@ impl Findings {
             let mut conditions = status.conditions.iter();
             conditions.any(|each| each.type_ == kind && each.status == "True")
         };
-        let copies = view.stored.replicas.iter().map(|replica| {
+        let copies = look.stored.replicas.iter().map(|replica| {
             let id = replica.identity();
             let surveyed = id.parse().ok().and_then(|id: ReplicaId| found.get(&id));
             let counts = members.replicas.contains(&id);

@@ -13,28 +13,28 @@ use trellis_api::kinds::{
 };
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::disks;
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
+use trellis_control::view::{degraded, held, requested};
 use trellis_control::volume::copies::staying;
 use trellis_control::volume::redundancy;
 use trellis_control::volume::space::full_pools;
 
 use super::{changes, scrub};
-use crate::claim_view::health::degraded;
-use crate::claim_view::{held, list, load, requested};
 use crate::cli::{Global, Output};
 use crate::connect::{Service, connect};
 use crate::exit::{Ended, from_service, refuse};
+use crate::load::{list, load};
 use crate::output::{self, Table, Tone, UNKNOWN, age, human, precise_or_unknown};
 
 /// Shows a claim's volume and its copies.
 pub async fn show(global: &Global, claim: &str, how: &Output) -> anyhow::Result<()> {
     let service = connect(global).await?;
     changes::show(&service.client, how, || async {
-        let view = load(&service, claim).await?;
+        let look = load(&service, claim).await?;
         let pools = Api::<Pool>::all(service.client.clone());
         let pools = list(pools, &ListParams::default()).await?;
         let now = Timestamp::now();
-        let Some(shown) = Shown::of(&view, pools, now) else {
+        let Some(shown) = Shown::of(&look, pools, now) else {
             return Err(Ended::NotFound(format!("claim {claim:?} has no volume yet")).into());
         };
         output::text(how.output, &shown, |_| shown.render(now, output::colours()))
@@ -51,15 +51,15 @@ pub async fn scale(
     allow_shared_disk: bool,
 ) -> anyhow::Result<()> {
     let service = connect(global).await?;
-    let view = load(&service, claim).await?;
-    let volume = volume_of(&view, claim)?;
+    let look = load(&service, claim).await?;
+    let volume = volume_of(&look, claim)?;
     if !volume.spec.is_behind_target() {
         return refuse(format!(
             "claim {claim:?} has a single copy that is used where it lies; only a claim of a class with several \
              replicas can have more or fewer"
         ));
     }
-    require_quorum(&view)?;
+    require_quorum(&look)?;
     let consistency = consistency.unwrap_or(replicas / 2 + 1);
     if consistency > replicas {
         return refuse(format!(
@@ -80,14 +80,14 @@ pub async fn scale(
 /// Replaces the copy on one pool by a copy on another.
 pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result<()> {
     let service = connect(global).await?;
-    let view = load(&service, claim).await?;
-    if !volume_of(&view, claim)?.spec.is_behind_target() {
+    let look = load(&service, claim).await?;
+    if !volume_of(&look, claim)?.spec.is_behind_target() {
         return refuse(format!(
             "claim {claim:?} has a single copy, which cannot be replaced while it is the only one"
         ));
     }
-    require_quorum(&view)?;
-    let found = view
+    require_quorum(&look)?;
+    let found = look
         .stored
         .replicas
         .iter()
@@ -109,8 +109,8 @@ pub async fn replace(global: &Global, claim: &str, pool: &str) -> anyhow::Result
 }
 
 /// Only the copies that count can change who counts. Without a quorum of them the change would never happen.
-fn require_quorum(view: &View) -> anyhow::Result<()> {
-    let target = view.stored.target.as_ref();
+fn require_quorum(look: &StoredClaim) -> anyhow::Result<()> {
+    let target = look.stored.target.as_ref();
     let status = target.and_then(|target| target.status.as_ref());
     let is_short =
         |condition: &Condition| condition.type_ == "Available" && condition.status == "False";
@@ -138,13 +138,13 @@ pub(super) async fn patch(
 }
 
 /// The volume of a claim.
-pub fn volume_of<'a>(view: &'a View, claim: &str) -> anyhow::Result<&'a Volume> {
-    let found = view.stored.volume.as_deref();
+pub fn volume_of<'a>(look: &'a StoredClaim, claim: &str) -> anyhow::Result<&'a Volume> {
+    let found = look.stored.volume.as_deref();
     found.ok_or_else(|| Ended::NotFound(format!("claim {claim:?} has no volume yet")).into())
 }
 
 /// Copies that are lost together.
-fn warnings(view: &View, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
+fn warnings(look: &StoredClaim, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
     let pools: Vec<Arc<Pool>> = pools.into_iter().map(Arc::new).collect();
     let find = |name: &str| pools.iter().find(|pool| pool.name_any() == name).cloned();
     let worth = if volume.spec.allow_shared_disk {
@@ -152,7 +152,7 @@ fn warnings(view: &View, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
     } else {
         "so they count as one"
     };
-    let shared = disks::shared_by(staying(&view.stored), &find).into_iter();
+    let shared = disks::shared_by(staying(&look.stored), &find).into_iter();
     let said = shared.map(|pools| {
         format!(
             "the copies on pools {} are on one filesystem, {worth}: what takes it takes all of them",
@@ -163,7 +163,7 @@ fn warnings(view: &View, volume: &Volume, pools: Vec<Pool>) -> Vec<String> {
 }
 
 /// What a copy that leaves waits for.
-fn waits_for(view: &View, volume: &Volume, seen: &[ReplicaSeen]) -> String {
+fn waits_for(look: &StoredClaim, volume: &Volume, seen: &[ReplicaSeen]) -> String {
     let is_whole = |replica: &&std::sync::Arc<Replica>| {
         let id = replica.identity();
         let mut whole = seen
@@ -173,7 +173,7 @@ fn waits_for(view: &View, volume: &Volume, seen: &[ReplicaSeen]) -> String {
     };
     format!(
         "{} of {} others hold everything",
-        staying(&view.stored).filter(is_whole).count(),
+        staying(&look.stored).filter(is_whole).count(),
         volume.spec.replicas
     )
 }
@@ -223,9 +223,9 @@ struct Copy {
 }
 
 impl Shown {
-    fn of(view: &View, pools: Vec<Pool>, now: Timestamp) -> Option<Shown> {
-        let volume = view.stored.volume.as_deref()?;
-        let status = view
+    fn of(look: &StoredClaim, pools: Vec<Pool>, now: Timestamp) -> Option<Shown> {
+        let volume = look.stored.volume.as_deref()?;
+        let status = look
             .stored
             .target
             .as_ref()
@@ -240,7 +240,7 @@ impl Shown {
         };
         Some(Shown {
             volume: volume.name_any(),
-            requested: requested(view).unwrap_or(volume.spec.capacity),
+            requested: requested(look).unwrap_or(volume.spec.capacity),
             capacity: status.capacity,
             replicas: volume.spec.replicas,
             consistency_factor: volume.spec.consistency_factor,
@@ -248,19 +248,19 @@ impl Shown {
                 .into_iter()
                 .filter_map(said)
                 .collect(),
-            copies: view
+            copies: look
                 .stored
                 .replicas
                 .iter()
-                .map(|each| Copy::of(each, view, volume, &status.replicas))
+                .map(|each| Copy::of(each, look, volume, &status.replicas))
                 .collect(),
-            hold: held(view)
+            hold: held(look, now)
                 .map(|held| held.hold)
                 .or_else(|| volume.status.as_ref()?.hold.clone())
-                .or_else(|| full_pools(&view.stored, volume)),
-            degraded: degraded(view, now),
+                .or_else(|| full_pools(&look.stored, volume)),
+            degraded: degraded(look, now),
             scrub: status.scrub,
-            warnings: warnings(view, volume, pools),
+            warnings: warnings(look, volume, pools),
             iqn: status.iqn,
             portal: status.portal,
         })
@@ -365,10 +365,10 @@ impl Shown {
 }
 
 impl Copy {
-    fn of(replica: &Replica, view: &View, volume: &Volume, all: &[ReplicaSeen]) -> Copy {
+    fn of(replica: &Replica, look: &StoredClaim, volume: &Volume, all: &[ReplicaSeen]) -> Copy {
         let id = replica.identity();
         let seen = all.iter().find(|each| each.id == id);
-        let now_seen = redundancy::seen(&view.stored, replica);
+        let now_seen = redundancy::seen(&look.stored, replica);
         let status = replica.status.clone().unwrap_or_default();
         let is_full = seen.is_some_and(|seen| seen.full);
         // What the target says of a copy that it does not reach counts more than what strangers tried at the copy.
@@ -403,7 +403,7 @@ impl Copy {
                 .hold
                 .map(|hold| hold.reason.code().to_owned())
                 .or_else(|| link.map(|hold| format!("{}: {}", hold.reason, hold.message)))
-                .or_else(|| leaves.then(|| waits_for(view, volume, all)))
+                .or_else(|| leaves.then(|| waits_for(look, volume, all)))
                 .or_else(|| is_full.then(|| HoldReason::PoolFull.code().to_owned())),
         }
     }

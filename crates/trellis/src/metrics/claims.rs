@@ -2,36 +2,37 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use trellis_api::{Bytes, Rung};
 use trellis_control::claim::class::Class;
 use trellis_control::metrics::Counted;
 use trellis_control::node::machine::PoolMeasured;
+use trellis_control::stored::StoredClaim;
 use trellis_control::usage::{Fill, InUse};
-use trellis_control::view::View;
+use trellis_control::view::{goal, held, rungs as rungs_of};
 use trellis_control::world::{World, volume_name};
 
 use super::text::{Family, Labels, Value};
-use crate::claim_view::{goal, held, ladder};
 
 /// The labels of every metric of a claim, as the kubelet names them.
 const CLAIM: &[&str] = &["namespace", "persistentvolumeclaim"];
 
 /// Every claim that is ours or could become so.
-pub fn views(world: &World) -> Vec<View> {
+pub fn looks(world: &World) -> Vec<StoredClaim> {
     let claims = world.claims.all();
-    let views = claims
+    let looks = claims
         .iter()
-        .filter_map(|claim| Some(View::gather(world, &volume_name(claim)?)));
-    views
-        .filter(|view| {
-            view.stored.volume.is_some() || view.class.as_deref().is_none_or(Class::is_ours)
+        .filter_map(|claim| Some(StoredClaim::gather(world, &volume_name(claim)?)));
+    looks
+        .filter(|look| {
+            look.stored.volume.is_some() || look.class.as_deref().is_none_or(Class::is_ours)
         })
         .collect()
 }
 
-pub fn labels_of(view: &View) -> Option<Labels> {
-    let claim = view.claim.as_ref()?;
+pub fn labels_of(look: &StoredClaim) -> Option<Labels> {
+    let claim = look.claim.as_ref()?;
     Some(vec![
         claim.namespace().unwrap_or_default(),
         claim.name_any(),
@@ -39,7 +40,7 @@ pub fn labels_of(view: &View) -> Option<Labels> {
 }
 
 /// Sizes of the rungs, the goals, and what is held.
-pub fn ladders(views: &[View]) -> Vec<Family> {
+pub fn ladders(looks: &[StoredClaim], now: Timestamp) -> Vec<Family> {
     let mut rungs = Family::gauge(
         "trellis_volume_rung_bytes",
         "Measured size of a layer of the claim; of several copies or uses, the smallest.",
@@ -55,24 +56,24 @@ pub fn ladders(views: &[View]) -> Vec<Family> {
         "1 while something keeps the claim from what is asked of it; the reason is a code of docs/holds.md.",
         &["namespace", "persistentvolumeclaim", "reason"],
     );
-    for view in views {
-        let Some(labels) = labels_of(view) else {
+    for look in looks {
+        let Some(labels) = labels_of(look) else {
             continue;
         };
         let and = |more: &[&str]| {
             let more = more.iter().map(|each| (*each).to_owned());
             labels.iter().cloned().chain(more).collect::<Labels>()
         };
-        for (rung, size) in smallest(view) {
+        for (rung, size) in smallest(look, now) {
             rungs.put(
-                and(&[&view.stored.key, rung.name()]),
+                and(&[&look.stored.key, rung.name()]),
                 Value::Whole(size.get()),
             );
         }
-        if view.stored.volume.is_some() {
-            goals.put(and(&[&view.stored.key]), Value::Whole(goal(view).get()));
+        if look.stored.volume.is_some() {
+            goals.put(and(&[&look.stored.key]), Value::Whole(goal(look).get()));
         }
-        if let Some(held) = held(view) {
+        if let Some(held) = held(look, now) {
             holds.put(and(&[held.hold.reason.code()]), Value::Whole(1));
         }
     }
@@ -80,9 +81,9 @@ pub fn ladders(views: &[View]) -> Vec<Family> {
 }
 
 /// The smallest measured size of each rung. The ladder shows what was never measured as empty.
-fn smallest(view: &View) -> BTreeMap<Rung, Bytes> {
+fn smallest(look: &StoredClaim, now: Timestamp) -> BTreeMap<Rung, Bytes> {
     let mut sizes = BTreeMap::new();
-    for rung in ladder::rungs(view) {
+    for rung in rungs_of(look, now) {
         if rung.size == Bytes::ZERO {
             continue;
         }
@@ -186,7 +187,7 @@ pub fn usage(claims: &BTreeMap<(String, String), InUse>) -> Vec<Family> {
 }
 
 /// One pool as it was just measured, and how much of it is promised.
-pub struct PoolNow {
+pub struct PoolSample {
     /// Its name.
     pub name: String,
     /// Its sizes; none if it could not be measured in time.
@@ -196,7 +197,7 @@ pub struct PoolNow {
 }
 
 /// The pools of this node.
-pub fn pools(pools: &[PoolNow]) -> Vec<Family> {
+pub fn pools(pools: &[PoolSample]) -> Vec<Family> {
     let mut sizes = Family::gauge(
         "trellis_pool_bytes",
         "Sizes of the pool: its filesystem, what is free on it, what replicas take, what they were promised.",
@@ -233,37 +234,40 @@ pub fn pools(pools: &[PoolNow]) -> Vec<Family> {
 mod tests {
     use super::super::text::encode;
     use super::*;
-    use crate::claim_view::samples;
+    use trellis_control::view::scenario;
 
     // Fails if a rung, a goal or a hold of any kind of claim is lost, or told of one that was never measured.
     #[test]
     fn every_kind_of_claim_has_its_samples() {
-        let mut held = samples::refused();
-        let mut idle = samples::idle();
-        let mut pending = samples::pending();
+        let mut held = scenario::refused();
+        let mut idle = scenario::idle();
+        let mut pending = scenario::pending();
         let named = [
             (&mut held, "held"),
             (&mut idle, "idle"),
             (&mut pending, "pending"),
         ];
-        for (view, name) in named {
-            let claim = view.claim.as_mut().expect("a claim");
+        for (look, name) in named {
+            let claim = look.claim.as_mut().expect("a claim");
             std::sync::Arc::make_mut(claim).metadata.name = Some(name.to_owned());
         }
-        let views = [samples::mounted(1, 2), held, idle, pending];
-        insta::assert_snapshot!(encode(ladders(&views)));
+        let looks = [scenario::mounted(1, 2), held, idle, pending];
+        insta::assert_snapshot!(encode(ladders(&looks, scenario::now())));
     }
 
     // Fails if the smaller of two copies, which is what can be relied on, is hidden by the larger.
     #[test]
     fn of_several_copies_the_smallest_counts() {
-        let mut view = samples::mounted(2, 2);
-        let mut second = (*view.stored.replicas[0]).clone();
+        let mut look = scenario::mounted(2, 2);
+        let mut second = (*look.stored.replicas[0]).clone();
         if let Some(status) = &mut second.status {
             status.capacity = Some(Bytes::gib(1));
         }
-        view.stored.replicas.push(std::sync::Arc::new(second));
-        assert_eq!(smallest(&view).get(&Rung::Replica), Some(&Bytes::gib(1)));
+        look.stored.replicas.push(std::sync::Arc::new(second));
+        assert_eq!(
+            smallest(&look, scenario::now()).get(&Rung::Replica),
+            Some(&Bytes::gib(1))
+        );
     }
 
     fn in_use(fill: Option<Fill>) -> InUse {
@@ -304,7 +308,7 @@ mod tests {
             allocated: Bytes::new(2),
             copies: Vec::new(),
         };
-        let pool = |name: &str, measured| PoolNow {
+        let pool = |name: &str, measured| PoolSample {
             name: name.to_owned(),
             measured,
             promised: Bytes::new(5),

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use k8s_openapi::jiff::Timestamp;
 use trellis_api::Bytes;
 use trellis_api::kinds::{Replica, ReplicaSeen, ReplicaState, ScrubSeen};
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
 
 use super::claims::labels_of;
 use super::text::{Family, Labels, Value};
@@ -30,7 +30,7 @@ const COPY_STATE: &[&str] = &[
 /// A replicated volume, and what its target has just said; none if it has not answered in time.
 pub struct Served {
     /// The volume.
-    pub view: View,
+    pub look: StoredClaim,
     /// Its target.
     pub target: Option<TargetStatus>,
     /// Whether it was asked. Otherwise it is what was reported.
@@ -38,8 +38,8 @@ pub struct Served {
 }
 
 /// What the target of a volume has reported last.
-pub fn reported(view: &View) -> Option<TargetStatus> {
-    let status = view.stored.target.as_ref()?.status.clone()?;
+pub fn reported(look: &StoredClaim) -> Option<TargetStatus> {
+    let status = look.stored.target.as_ref()?.status.clone()?;
     let says = |kind: &str| {
         let found = status.conditions.iter().find(|each| each.type_ == kind);
         found.is_some_and(|condition| condition.status == "True")
@@ -99,7 +99,7 @@ impl Repaired {
 pub fn families(volumes: &[Served], repaired: &Repaired) -> Vec<Family> {
     let mut all = Copies::new();
     let of = |each: &Served| {
-        each.view
+        each.look
             .stored
             .replicas
             .iter()
@@ -108,10 +108,10 @@ pub fn families(volumes: &[Served], repaired: &Repaired) -> Vec<Family> {
     };
     repaired.keep(&volumes.iter().flat_map(of).collect());
     for volume in volumes {
-        let Some(mut labels) = labels_of(&volume.view) else {
+        let Some(mut labels) = labels_of(&volume.look) else {
             continue;
         };
-        labels.push(volume.view.stored.key.clone());
+        labels.push(volume.look.stored.key.clone());
         all.put_volume(&labels, volume);
         if let Some(target) = &volume.target {
             all.put_copies(&labels, volume, target, repaired);
@@ -228,7 +228,7 @@ impl Copies {
             target.replicas.iter().filter(is_in_sync).count()
         });
         let spec = volume
-            .view
+            .look
             .stored
             .volume
             .as_ref()
@@ -258,7 +258,7 @@ impl Copies {
         repaired: &Repaired,
     ) {
         let done = repaired.count(&target.repairs_left);
-        for replica in &volume.view.stored.replicas {
+        for replica in &volume.look.stored.replicas {
             let and = |more: &[&str]| {
                 let more = more.iter().map(|each| (*each).to_owned());
                 labels.iter().cloned().chain(more).collect::<Labels>()

@@ -20,13 +20,13 @@ use kube::ResourceExt;
 use trellis_api::kinds::Pool;
 use trellis_apiserver::EmbeddedApi;
 use trellis_control::node::machine::Pools;
+use trellis_control::stored::StoredClaim;
 use trellis_control::timely::Timely;
 use trellis_control::usage::{self, Gauge, MEASURE_TIME_MAX};
-use trellis_control::view::View;
 use trellis_control::world::World;
 
 use crate::machine::ThisMachine;
-use claims::PoolNow;
+use claims::PoolSample;
 use copies::Served;
 use text::{Family, Value};
 
@@ -81,10 +81,10 @@ impl Sources {
         let _turn = self.turn.lock().await;
         let gauge: Arc<dyn Gauge> = self.machine.clone();
         let usage = usage::measure(&self.world, &self.node, &gauge, &self.volumes);
-        let views = claims::views(&self.world);
+        let looks = claims::looks(&self.world);
         let (usage, pools, served) =
-            tokio::join!(usage, self.measure_pools(), self.ask_targets(&views));
-        let mut families = claims::ladders(&views);
+            tokio::join!(usage, self.measure_pools(), self.ask_targets(&looks));
+        let mut families = claims::ladders(&looks, Timestamp::now());
         families.extend(copies::families(&served, &self.repaired));
         families.extend(claims::growths(self.world.growths.counted()));
         families.extend(claims::usage(&usage));
@@ -97,30 +97,30 @@ impl Sources {
     }
 
     /// Asks the targets of volumes with several copies.
-    async fn ask_targets(&self, views: &[View]) -> Vec<Served> {
-        let is_served = |view: &&View| {
-            view.stored
+    async fn ask_targets(&self, looks: &[StoredClaim]) -> Vec<Served> {
+        let is_served = |look: &&StoredClaim| {
+            look.stored
                 .volume
                 .as_ref()
                 .is_some_and(|it| it.spec.is_behind_target())
         };
-        let volumes = views.iter().filter(is_served).cloned();
+        let volumes = looks.iter().filter(is_served).cloned();
         futures::stream::iter(volumes)
-            .map(|view| async {
-                if !is_asked(&view, &self.node) {
-                    let target = copies::reported(&view);
+            .map(|look| async {
+                if !is_asked(&look, &self.node) {
+                    let target = copies::reported(&look);
                     return Served {
                         is_asked: false,
-                        view,
+                        look,
                         target,
                     };
                 }
-                let (machine, volume) = (self.machine.clone(), view.stored.key.clone());
+                let (machine, volume) = (self.machine.clone(), look.stored.key.clone());
                 let ask = move || machine.target_status(&volume);
-                let target = self.targets.measure(&view.stored.key, ask).await.flatten();
+                let target = self.targets.measure(&look.stored.key, ask).await.flatten();
                 Served {
                     is_asked: true,
-                    view,
+                    look,
                     target,
                 }
             })
@@ -129,7 +129,7 @@ impl Sources {
             .await
     }
 
-    async fn measure_pools(&self) -> Vec<PoolNow> {
+    async fn measure_pools(&self) -> Vec<PoolSample> {
         let pools = self.world.pools.all();
         let here = pools.into_iter().filter(|pool| pool.spec.node == self.node);
         futures::stream::iter(here)
@@ -139,7 +139,7 @@ impl Sources {
             .await
     }
 
-    async fn measure_pool(&self, pool: Arc<Pool>) -> PoolNow {
+    async fn measure_pool(&self, pool: Arc<Pool>) -> PoolSample {
         let name = pool.name_any();
         let promised = self.world.ledger.open().reserved_beside(&name, "");
         let id = pool.status.as_ref().and_then(|status| status.id.clone());
@@ -153,7 +153,7 @@ impl Sources {
                 measured.and_then(Result::ok)
             }
         };
-        PoolNow {
+        PoolSample {
             name,
             measured,
             promised,
@@ -203,7 +203,7 @@ fn build() -> Family {
 }
 
 /// Whether the target of a volume is one that this node can ask: it runs here.
-fn is_asked(view: &View, node: &str) -> bool {
-    let target = view.stored.target.as_ref();
+fn is_asked(look: &StoredClaim, node: &str) -> bool {
+    let target = look.stored.target.as_ref();
     target.is_none_or(|target| target.spec.node == node && !target.spec.rests)
 }

@@ -176,10 +176,38 @@ fn first_copy_at_home(service: &Service) {
     service.kubectl(&[&patch[..], &[less]].concat());
 }
 
+/// The ladder has the copies of both nodes in one trunk, the use at home that is done, and the use on node b that waits.
+fn assert_two_branches(service: &Service, home: &Path, away: &Path) {
+    let shown = service.trellis(&["ladder", "data"]);
+    let has = |line: String| assert!(shown.contains(&line), "{line}\n{shown}");
+    has("replica on pool default-b of node b ".to_owned());
+    has("volume on node test-node ".to_owned());
+    has(format!("mount {} on node test-node: ok", home.display()));
+    let waits = format!("mount {} on node b: held UsedElsewhere", away.display());
+    has(waits.clone());
+    has("1 of 2 uses has what is asked for".to_owned());
+    let text = service.trellis(&["ladder", "data", "-o", "json"]);
+    let ladder: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(ladder["trunk"].as_array().unwrap().len(), 3, "{ladder}");
+    let branches = ladder["branches"].as_array().unwrap();
+    let states: Vec<&str> = branches
+        .iter()
+        .filter_map(|each| each["state"].as_str())
+        .collect();
+    assert_eq!(states, ["held", "ok"], "{ladder}");
+    assert_eq!(branches[0]["node"], "b");
+    assert_eq!(branches[0]["rungs"].as_array().unwrap().len(), 0);
+    let explained = service.try_trellis(&["explain", "data"]);
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    let line = waits.replace(": held", "; held");
+    assert!(explained.contains(&line), "{explained}");
+}
+
 #[test]
 fn a_node_that_joins_carries_a_copy_through_growths_and_the_death_of_its_agent() {
     // Fails if a joined node does not make, serve, measure or raise its copy, if a write waits for its agent, if a use on
-    // the wrong node does not say why it waits, or if the node is let go of while it carries something.
+    // the wrong node does not say why it waits or is no branch of the ladder, or if the node is let go of while it carries
+    // something.
     let service = Service::start_told(&["--link-address", "127.0.0.2"]);
     let mut joined = JoinedNode::join(&service, "b");
     service.wait("node b has a pool and is heard of", |service| {
@@ -232,6 +260,7 @@ fn a_node_that_joins_carries_a_copy_through_growths_and_the_death_of_its_agent()
         let hold = &service.object("attachments.trellis.dev", "elsewhere")["status"]["hold"];
         (hold["reason"] == "UsedElsewhere").then_some(())
     });
+    assert_two_branches(&service, &path, &elsewhere);
     service.kubectl(&["delete", "attachments.trellis.dev", "elsewhere"]);
 
     let refused = service.try_trellis(&["node", "rm", "b"]);

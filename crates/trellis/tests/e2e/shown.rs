@@ -1,5 +1,6 @@
 //! What is shown is what is: no verb says that all is well unless it is, and what holds is said on every layer.
 
+mod branches;
 mod copies;
 mod growth;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::stream::{BoxStream, select_all};
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::jiff::Timestamp;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -13,11 +14,10 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use trellis_api::kinds::{Attachment, Replica, Target, VOLUME_LABEL, Volume};
 use trellis_api::{Bytes, Hold};
 use trellis_control::claim::{provision, status};
-use trellis_control::view::View;
+use trellis_control::stored::StoredClaim;
+use trellis_control::view::{RungState, RungView, held, reported, rungs};
 
 use super::screen::Screen;
-use crate::claim_view::ladder::{RungState, RungView, rungs};
-use crate::claim_view::{held, reported};
 use crate::cmd::patience::passes;
 use crate::connect::Service;
 use crate::exit::Ended;
@@ -35,7 +35,7 @@ const KINDS: usize = 5;
 
 /// One claim and its objects, kept fresh.
 pub struct Follow {
-    view: View,
+    look: StoredClaim,
     updates: BoxStream<'static, Update>,
 }
 
@@ -55,16 +55,16 @@ pub struct Reached {
 
 enum Update {
     /// An object was stored or removed.
-    Change(Box<dyn FnOnce(&mut View) + Send>),
+    Change(Box<dyn FnOnce(&mut StoredClaim) + Send>),
     /// A kind was listed for the first time, or again after an interruption.
     Listed,
 }
 
 impl Follow {
-    /// Begins to follow the claim in `view`.
-    pub fn start(service: &Service, view: &View) -> Follow {
+    /// Begins to follow the claim in `look`.
+    pub fn start(service: &Service, look: &StoredClaim) -> Follow {
         let client = &service.client;
-        let claim = view
+        let claim = look
             .claim
             .as_ref()
             .map(|claim| claim.name_any())
@@ -72,52 +72,52 @@ impl Follow {
         let named =
             |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
         let of_volume =
-            watcher::Config::default().labels(&format!("{VOLUME_LABEL}={}", view.stored.key));
+            watcher::Config::default().labels(&format!("{VOLUME_LABEL}={}", look.stored.key));
         let namespace = &service.namespace;
-        let key = view.stored.key.clone();
+        let key = look.stored.key.clone();
         let (own, gone) = ((claim.clone(), key.clone()), (claim.clone(), key));
         let updates: [BoxStream<'static, Update>; KINDS] = [
             follow(
                 Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace),
                 named(&claim),
-                |view, claim| view.claim = Some(Arc::new(claim)),
-                |view, _| view.claim = None,
+                |look, claim| look.claim = Some(Arc::new(claim)),
+                |look, _| look.claim = None,
             ),
             follow(
                 Api::<Volume>::all(client.clone()),
-                named(&view.stored.key),
-                |view, volume| view.stored.volume = Some(Arc::new(volume)),
-                |view, _| view.stored.volume = None,
+                named(&look.stored.key),
+                |look, volume| look.stored.volume = Some(Arc::new(volume)),
+                |look, _| look.stored.volume = None,
             ),
             follow(
                 Api::<Target>::all(client.clone()),
-                named(&view.stored.key),
-                |view, target| view.stored.target = Some(Arc::new(target)),
-                |view, _| view.stored.target = None,
+                named(&look.stored.key),
+                |look, target| look.stored.target = Some(Arc::new(target)),
+                |look, _| look.stored.target = None,
             ),
             follow(
                 Api::<Replica>::all(client.clone()),
                 of_volume,
-                |view, replica| put(&mut view.stored.replicas, replica),
-                |view, replica| remove(&mut view.stored.replicas, &replica),
+                |look, replica| put(&mut look.stored.replicas, replica),
+                |look, replica| remove(&mut look.stored.replicas, &replica),
             ),
             follow(
                 Api::<Attachment>::namespaced(client.clone(), namespace),
                 watcher::Config::default(),
-                move |view, each: Attachment| {
+                move |look, each: Attachment| {
                     if is_use(&each, &own) {
-                        put(&mut view.stored.attachments, each);
+                        put(&mut look.stored.attachments, each);
                     }
                 },
-                move |view, each| {
+                move |look, each| {
                     if is_use(&each, &gone) {
-                        remove(&mut view.stored.attachments, &each);
+                        remove(&mut look.stored.attachments, &each);
                     }
                 },
             ),
         ];
         Follow {
-            view: view.clone(),
+            look: look.clone(),
             updates: select_all(updates).boxed(),
         }
     }
@@ -129,7 +129,7 @@ impl Follow {
         while listed < KINDS {
             match timeout_at(deadline, self.updates.next()).await {
                 Ok(Some(Update::Listed)) => listed += 1,
-                Ok(Some(Update::Change(change))) => change(&mut self.view),
+                Ok(Some(Update::Change(change))) => change(&mut self.look),
                 Ok(None) | Err(_) => {
                     let text = format!(
                         "the service did not show the claim's objects within {limit:?}; nothing was changed"
@@ -153,10 +153,10 @@ impl Follow {
         let mut kept: Option<(Hold, Instant)> = None;
         let mut reported_at: Option<Instant> = None;
         loop {
-            let Some(claim) = self.view.claim.clone() else {
+            let Some(claim) = self.look.claim.clone() else {
                 return Err(Ended::NotFound("the claim was deleted meanwhile".to_owned()).into());
             };
-            let rungs = rungs(&self.view);
+            let rungs = rungs(&self.look, Timestamp::now());
             let seen = status::requested(&claim).is_some_and(|size| size >= requested);
             if seen {
                 screen.show(&rungs, goal);
@@ -171,7 +171,7 @@ impl Follow {
             }
             // A hold counts once the controllers have taken up the size that we wait for.
             let taken = status::allocated(&claim).is_some_and(|size| size >= goal);
-            let hold = held(&self.view)
+            let hold = held(&self.look, Timestamp::now())
                 .map(|held| held.hold)
                 .filter(|_| taken && reported_at.is_none());
             kept = match (hold, kept) {
@@ -187,7 +187,7 @@ impl Follow {
             };
             tokio::select! {
                 update = self.updates.next() => match update {
-                    Some(Update::Change(change)) => change(&mut self.view),
+                    Some(Update::Change(change)) => change(&mut self.look),
                     Some(Update::Listed) => {}
                     None => return Err(self.late(kept.as_ref(), limit)),
                 },
@@ -203,7 +203,7 @@ impl Follow {
     }
 
     fn late(&self, kept: Option<&(Hold, Instant)>, limit: Duration) -> anyhow::Error {
-        let has = reported(&self.view).unwrap_or_default();
+        let has = reported(&self.look).unwrap_or_default();
         let why = match kept {
             Some((hold, _)) => format!("held {}: {}", hold.reason, hold.message),
             None => "it goes on; see `trellis ladder`".to_owned(),
@@ -215,8 +215,8 @@ impl Follow {
 fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
-    put: impl Fn(&mut View, K) + Clone + Send + Sync + 'static,
-    remove: impl Fn(&mut View, K) + Clone + Send + Sync + 'static,
+    put: impl Fn(&mut StoredClaim, K) + Clone + Send + Sync + 'static,
+    remove: impl Fn(&mut StoredClaim, K) + Clone + Send + Sync + 'static,
 ) -> BoxStream<'static, Update>
 where
     K: kube::Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
@@ -227,10 +227,10 @@ where
         let (put, remove) = (put.clone(), remove.clone());
         let update = match event {
             Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
-                Some(Update::Change(Box::new(move |view| put(view, object))))
+                Some(Update::Change(Box::new(move |look| put(look, object))))
             }
             Ok(watcher::Event::Delete(object)) => {
-                Some(Update::Change(Box::new(move |view| remove(view, object))))
+                Some(Update::Change(Box::new(move |look| remove(look, object))))
             }
             Ok(watcher::Event::InitDone) => Some(Update::Listed),
             Ok(watcher::Event::Init) | Err(_) => None,

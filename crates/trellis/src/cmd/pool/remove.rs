@@ -14,11 +14,11 @@ use trellis_api::kinds::{Pool, Replica, Target, Volume};
 use trellis_api::{Bytes, Hold, HoldReason};
 use trellis_control::claim::status::COPIES;
 
-use crate::claim_view::list;
 use crate::cli::Global;
 use crate::cmd::patience::answered;
 use crate::connect::connect;
 use crate::exit::{Ended, from_service, unless_interrupted};
+use crate::load::list;
 use crate::output::{self, human};
 
 /// How often the progress is looked at.

@@ -1,4 +1,4 @@
-//! Everything that is stored about one claim and its volume, gathered for a plan or for a person.
+//! Everything that is stored about one claim and its volume, gathered for a plan or for a view.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
 use trellis_api::kinds::{Attachment, Volume};
 
+use super::StoredVolume;
 use crate::claim::by_hand::best_fit;
-use crate::stored::StoredVolume;
 use crate::world::{World, orphan_key};
 
 /// One claim, its volume, and all that belongs to them.
 #[derive(Clone, Default)]
-pub struct View {
+pub struct StoredClaim {
     /// The claim.
     pub claim: Option<Arc<PersistentVolumeClaim>>,
     /// The persistent volume.
@@ -32,9 +32,9 @@ pub struct View {
     pub home: Option<String>,
 }
 
-impl View {
+impl StoredClaim {
     /// Gathers what the caches know of the volume `key` and of its claim.
-    pub fn gather(world: &World, key: &str) -> View {
+    pub fn gather(world: &World, key: &str) -> StoredClaim {
         let stored = StoredVolume::gather(world, key);
         let volume = stored.volume.as_deref();
         let persistent_volume = world.persistent_volumes.get("", key);
@@ -67,7 +67,7 @@ impl View {
             .as_deref()
             .filter(|claim| may_bind && is_unbound(claim))
             .and_then(|claim| best_fit(claim, world.persistent_volumes.all()));
-        View {
+        StoredClaim {
             claim,
             persistent_volume,
             class,

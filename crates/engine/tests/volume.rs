@@ -81,10 +81,6 @@ async fn what_is_asked_of_a_volume_is_done_or_refused_with_the_reason() {
         .await;
     assert_eq!(compared, Ok(Compared::Differs { at: 0 }));
     assert!(joined(&volume.read(0, BLOCK).await.unwrap()) == [1; 4096]);
-    let id = Uuid::new_v4();
-    let record = volume.mark_snapshot(id).await.unwrap();
-    assert_eq!(record.size, 4 * MIB);
-    assert_eq!(volume.mark_snapshot(id).await, Ok(record));
 }
 
 #[tokio::test(flavor = "multi_thread")]

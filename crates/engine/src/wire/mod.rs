@@ -31,6 +31,7 @@
 
 mod cursor;
 mod fields;
+mod reserved;
 pub(crate) mod stored;
 
 use std::ffi::OsStr;

@@ -35,7 +35,7 @@ use uuid::Uuid;
 use super::{Address, Credentials, LocalReplica, Trouble};
 use crate::coordinator::{GrowthHeld, IoOp, Limits, Status, Takeover};
 use crate::drive::lent::{Arena, Slot};
-use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, SnapshotRecord, Term};
+use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, Term};
 use crate::replica::{BLOCK, SIZE_MAX};
 use crate::{Error, Result};
 use owner::Owner;
@@ -158,9 +158,6 @@ pub enum VolumeError {
     /// Replicas that a volume cannot have.
     #[error("a volume has 1 to 5 replicas, a consistency factor among these, and addresses of all")]
     ConfigBad,
-    /// The volume has as many markers as it can have.
-    #[error("the volume has no room for another marker")]
-    MarkersFull,
 }
 
 fn held(reason: GrowthHeld) -> &'static str {
@@ -452,11 +449,6 @@ impl Volume {
     /// Sets the addresses of all replicas from now on. Which replicas count stays the same.
     pub async fn reach(&self, addresses: BTreeMap<ReplicaId, Address>) -> Answer<()> {
         self.ask(|reply| Command::Reach { addresses, reply }).await
-    }
-
-    /// Marks the present moment under an id, durably. The same id again is the same marker.
-    pub async fn mark_snapshot(&self, id: Uuid) -> Answer<SnapshotRecord> {
-        self.ask(|reply| Command::Mark { id, reply }).await
     }
 
     /// Starts to compare all copies with their sums and with each other, unless that is already running. The status

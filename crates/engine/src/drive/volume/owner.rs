@@ -24,7 +24,7 @@ use super::{Ended, LocalReplica, Troubles, VolumeError, VolumeSettings, WhenFull
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status, Takeover};
 use crate::drive::Address;
 use crate::drive::lent::Arena;
-use crate::proto::{Config, Geometry, Promise, ReplicaId, SnapshotRecord, Term, View};
+use crate::proto::{Config, Geometry, Promise, ReplicaId, Term, View};
 
 /// How often the coordinator is told the time: while requests wait, and otherwise.
 const TICK_BUSY: Duration = Duration::from_millis(20);
@@ -52,12 +52,6 @@ struct Grower {
     reply: Reply<u64>,
 }
 
-/// A caller that waits for a marker.
-struct Marker {
-    since: Instant,
-    replies: Vec<Reply<SnapshotRecord>>,
-}
-
 pub(super) struct Owner {
     settings: VolumeSettings,
     coordinator: Coordinator,
@@ -80,7 +74,6 @@ pub(super) struct Owner {
     growth: Option<u64>,
     config: Option<Config>,
     growers: Vec<Grower>,
-    markers: BTreeMap<Uuid, Marker>,
     /// There from the moment that there is a runtime.
     tick: Option<Pin<Box<Sleep>>>,
     tick_at: Instant,
@@ -161,7 +154,6 @@ impl Owner {
             growth: None,
             config: None,
             growers: Vec::new(),
-            markers: BTreeMap::new(),
             tick: None,
             tick_at: now,
             spin: Spin::default(),
@@ -199,9 +191,6 @@ impl Owner {
         self.requests.end(error);
         for grower in self.growers {
             grower.reply.give(Err(error));
-        }
-        for reply in self.markers.into_values().flat_map(|it| it.replies) {
-            reply.give(Err(error));
         }
         self.status.send_replace(self.coordinator.status());
     }
@@ -296,7 +285,6 @@ impl Owner {
                 self.reach(&addresses);
                 reply.give(self.reconfigure(from, config));
             }
-            Command::Mark { id, reply } => self.want_marker(id, reply),
             Command::Pieces { range, reply } => {
                 let file_of = |range| self.peers.file_of(self.coordinator.shows(range)?);
                 let size = self.size.load(Ordering::Relaxed);
@@ -354,29 +342,12 @@ impl Owner {
         self.take(Event::Grow { to });
     }
 
-    fn want_marker(&mut self, id: Uuid, reply: Reply<SnapshotRecord>) {
-        if let Some(record) = self.coordinator.marker(id) {
-            return reply.give(Ok(record));
-        }
-        let is_new = !self.markers.contains_key(&id);
-        if is_new && self.coordinator.is_serving() && !self.coordinator.has_room_for_marker() {
-            return reply.give(Err(VolumeError::MarkersFull));
-        }
-        let marker = self.markers.entry(id).or_insert_with(|| Marker {
-            since: Instant::now(),
-            replies: Vec::new(),
-        });
-        marker.replies.push(reply);
-        self.take(Event::Snapshot { id });
-    }
-
     /// Tells the coordinator the time, if it is due, and begins connections.
     fn clock(&mut self, context: &mut Context<'_>) {
         let now = Instant::now();
         let busy = !self.requests.is_idle()
             || self.requests.has_resting()
             || !self.growers.is_empty()
-            || !self.markers.is_empty()
             || !self.coordinator.is_serving()
             || self.peers.is_restless();
         if now >= self.tick_at {
@@ -411,23 +382,10 @@ impl Owner {
         for id in self.requests.give_up(self.settings.patience, error) {
             self.take(Event::Cancel { id });
         }
-        let late = |since: Instant, limit: Duration| now.duration_since(since) > limit;
-        for grower in self
-            .growers
-            .extract_if(.., |grower| late(grower.since, GROWTH_PATIENCE))
-        {
+        let late = |grower: &mut Grower| now.duration_since(grower.since) > GROWTH_PATIENCE;
+        for grower in self.growers.extract_if(.., late) {
             grower.reply.give(Err(VolumeError::NotReady));
         }
-        let patience = self.settings.patience;
-        self.markers.retain(|_, marker| {
-            let stays = !late(marker.since, patience);
-            if !stays {
-                for reply in marker.replies.drain(..) {
-                    reply.give(Err(VolumeError::NotReady));
-                }
-            }
-            stays
-        });
         if let Some(held) = self.coordinator.growth_held() {
             for grower in self.growers.drain(..) {
                 grower.reply.give(Err(VolumeError::GrowthHeld(held)));
@@ -516,18 +474,8 @@ impl Owner {
                 // What was given up is given up. From now on a quorum decides again.
                 self.settings.takeover = Takeover::Quorum;
                 self.sized(size);
-                for id in self.markers.keys().copied().collect::<Vec<_>>() {
-                    self.take(Event::Snapshot { id });
-                }
             }
             Effect::Resized { size } => self.sized(size),
-            Effect::Marked { snapshot } => {
-                if let Some(marker) = self.markers.remove(&snapshot.id) {
-                    for reply in marker.replies {
-                        reply.give(Ok(snapshot));
-                    }
-                }
-            }
             Effect::ViewChanged { view } => self.viewed(view),
             Effect::Deposed { by } => self.deposed(by),
             Effect::Retake => {}
@@ -637,7 +585,6 @@ fn refuse(command: Command, error: VolumeError) {
         Command::Grow { reply, .. } => reply.give(Err(error)),
         Command::Reach { reply, .. } => reply.give(Err(error)),
         Command::Reconfigure { reply, .. } => reply.give(Err(error)),
-        Command::Mark { reply, .. } => reply.give(Err(error)),
         Command::Pieces { reply, .. } => reply.give(Err(error)),
         Command::Scrub | Command::Stop => {}
     }

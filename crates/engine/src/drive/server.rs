@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval};
 
-use super::core::{LocalReplica, Wish};
+use super::core::{ReplicaCore, Wish};
 use super::gate::{Allowed, Gate, SharedRefusals};
 use super::link::{Link, LinkError, Stream};
 use super::{Address, Credentials, NodeName, Refusal, Refused, ReplicaSettings, Side, in_full};
@@ -75,7 +75,7 @@ impl ReplicaServer {
         allowed: BTreeSet<NodeName>,
     ) -> Result<ReplicaServer> {
         let name = settings.path.file_name().unwrap_or_default().to_owned();
-        let replica = LocalReplica::open(settings)?;
+        let replica = ReplicaCore::open(settings)?;
         let (bound, address) = Bound::bind(listen, credentials)?;
         let (doors, opened) = mpsc::unbounded_channel();
         let (allowed, allowed_now) = watch::channel(Arc::new(allowed));
@@ -298,7 +298,7 @@ struct Connection {
 }
 
 struct Server {
-    replica: LocalReplica,
+    replica: ReplicaCore,
     doors: Doors,
     doorway: Doorway,
     connections: BTreeMap<SessionId, Connection>,
@@ -309,7 +309,7 @@ struct Server {
 }
 
 async fn serve(
-    replica: LocalReplica,
+    replica: ReplicaCore,
     bound: Bound,
     doorway: Doorway,
     stopped: oneshot::Receiver<()>,
@@ -593,7 +593,7 @@ impl Server {
     }
 }
 
-fn is_busy(replica: &LocalReplica, session: SessionId, link: &Link) -> bool {
+fn is_busy(replica: &ReplicaCore, session: SessionId, link: &Link) -> bool {
     let (requests, bytes) = replica.backlog(session);
     requests >= BACKLOG_REQUESTS_MAX
         || bytes >= BACKLOG_BYTES_MAX

@@ -32,12 +32,11 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
-use super::{Address, Credentials, LocalReplica, Trouble};
+use super::{Address, Credentials, Trouble};
 use crate::coordinator::{GrowthHeld, IoOp, Limits, Status, Takeover};
 use crate::drive::lent::{Arena, Slot};
 use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, Term};
 use crate::replica::{BLOCK, SIZE_MAX};
-use crate::{Error, Result};
 use owner::Owner;
 use requests::{Command, Reply};
 
@@ -209,29 +208,8 @@ type Troubles = BTreeMap<ReplicaId, Trouble>;
 type Answer<T> = std::result::Result<T, VolumeError>;
 
 impl Volume {
-    /// Starts a volume whose replicas are served by other processes. Call it inside a tokio runtime, on which it runs.
+    /// Starts a volume, whose replicas are served elsewhere. Call it inside a tokio runtime, on which it runs.
     pub fn start(settings: VolumeSettings) -> Volume {
-        let (volume, owner) = Volume::make(settings, Vec::new());
-        tokio::spawn(owner.run());
-        volume
-    }
-
-    /// Starts a volume with some replicas in this process. It runs on a thread of its own, which writes their disks.
-    pub fn start_local(settings: VolumeSettings, replicas: Vec<LocalReplica>) -> Result<Volume> {
-        let name = format!("volume-{}", settings.volume.simple());
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|source| Error::Thread { source })?;
-        let (volume, owner) = Volume::make(settings, replicas);
-        std::thread::Builder::new()
-            .name(name)
-            .spawn(move || runtime.block_on(owner.run()))
-            .map_err(|source| Error::Thread { source })?;
-        Ok(volume)
-    }
-
-    fn make(settings: VolumeSettings, replicas: Vec<LocalReplica>) -> (Volume, Owner) {
         let (commands_to, commands) = mpsc::channel(COMMANDS_MAX);
         let size = Arc::new(AtomicU64::new(0));
         let arena = Arena::new()
@@ -239,22 +217,17 @@ impl Volume {
                 tracing::debug!("no memory to share with replicas: {error}");
             })
             .ok();
-        let (owner, status, troubles, ended) = Owner::new(
-            settings,
-            replicas,
-            commands,
-            Arc::clone(&size),
-            arena.clone(),
-        );
-        let volume = Volume {
+        let (owner, status, troubles, ended) =
+            Owner::new(settings, commands, Arc::clone(&size), arena.clone());
+        tokio::spawn(owner.run());
+        Volume {
             commands: commands_to,
             arena,
             size,
             status,
             troubles,
             ended,
-        };
-        (volume, owner)
+        }
     }
 
     /// The size that is served; zero until it is known. It never goes down.

@@ -20,7 +20,7 @@ use super::extents;
 use super::peers::{Happened, Peers};
 use super::requests::{Command, Reply, Requests};
 use super::spin::Spin;
-use super::{Ended, LocalReplica, Troubles, VolumeError, VolumeSettings, WhenFull};
+use super::{Ended, Troubles, VolumeError, VolumeSettings, WhenFull};
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status, Takeover};
 use crate::drive::Address;
 use crate::drive::lent::Arena;
@@ -36,7 +36,7 @@ const STATUS_EVERY: Duration = Duration::from_millis(100);
 /// Commands that are taken in one turn.
 const COMMANDS_PER_TURN: usize = 256;
 
-/// How often replicas of this process are let go on in one turn.
+/// How often the coordinator goes on in one turn with what it has peeked at.
 const ROUNDS_PER_TURN: usize = 64;
 
 /// How many generations are tried at the start, each above the highest that a replica reported.
@@ -74,8 +74,7 @@ pub(super) struct Owner {
     growth: Option<u64>,
     config: Option<Config>,
     growers: Vec<Grower>,
-    /// There from the moment that there is a runtime.
-    tick: Option<Pin<Box<Sleep>>>,
+    tick: Pin<Box<Sleep>>,
     tick_at: Instant,
     spin: Spin,
     status_at: Instant,
@@ -108,7 +107,6 @@ fn some_owner() -> u64 {
 impl Owner {
     pub(super) fn new(
         mut settings: VolumeSettings,
-        replicas: Vec<LocalReplica>,
         commands: mpsc::Receiver<Command>,
         size: Arc<AtomicU64>,
         arena: Option<Arc<Arena>>,
@@ -129,7 +127,7 @@ impl Owner {
         let coordinator = coordinator_of(&settings, promise, view.clone());
         let addresses = std::mem::take(&mut settings.addresses);
         let credentials = settings.credentials.clone();
-        let peers = Peers::new(addresses, replicas, credentials, arena);
+        let peers = Peers::new(addresses, credentials, arena);
         let (status, status_seen) = watch::channel(coordinator.status());
         let (troubles, troubles_seen) = watch::channel(Troubles::new());
         let (ended, ended_seen) = watch::channel(None);
@@ -154,7 +152,7 @@ impl Owner {
             growth: None,
             config: None,
             growers: Vec::new(),
-            tick: None,
+            tick: Box::pin(tokio::time::sleep(Duration::ZERO)),
             tick_at: now,
             spin: Spin::default(),
             status_at: now,
@@ -169,7 +167,6 @@ impl Owner {
     }
 
     pub(super) async fn run(mut self) {
-        self.tick = Some(Box::pin(tokio::time::sleep(Duration::ZERO)));
         let end = std::future::poll_fn(|context| self.turn(context)).await;
         self.peers.end();
         let error = match end {
@@ -216,7 +213,6 @@ impl Owner {
             if let Some(end) = self.end {
                 return Poll::Ready(end);
             }
-            self.peers.run_here(&mut self.happened);
             // What was peeked at may be answered already, or has to be asked for.
             if self.happened.is_empty() && !has_peeked {
                 break;
@@ -303,7 +299,7 @@ impl Owner {
             let of_goal = self.config.as_ref();
             let of_goal = of_goal.is_some_and(|config| config.members.contains(&replica));
             let is_known = addresses.contains_key(&replica) || self.view.contains(replica);
-            if !is_known && !of_goal && !self.peers.is_here(replica) {
+            if !is_known && !of_goal {
                 self.peers.forget(replica);
                 self.take(Event::Forget { replica });
             }
@@ -357,10 +353,9 @@ impl Owner {
         } else if busy && self.tick_at > now + TICK_BUSY {
             self.tick_in(now, TICK_BUSY);
         }
-        self.peers.dial(now, &mut self.happened);
+        self.peers.dial(now);
         // One that is over already must be set again, or it would not wake us.
-        let over = |tick: &mut Pin<Box<Sleep>>| tick.as_mut().poll(context).is_ready();
-        if self.tick.as_mut().is_some_and(over) {
+        if self.tick.as_mut().poll(context).is_ready() {
             self.tick_in(now, Duration::ZERO);
             context.waker().wake_by_ref();
         }
@@ -368,9 +363,7 @@ impl Owner {
 
     fn tick_in(&mut self, now: Instant, wait: Duration) {
         self.tick_at = now + wait;
-        if let Some(tick) = &mut self.tick {
-            tick.as_mut().reset(self.tick_at.into());
-        }
+        self.tick.as_mut().reset(self.tick_at.into());
     }
 
     fn give_up(&mut self, now: Instant) {

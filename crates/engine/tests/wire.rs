@@ -11,9 +11,9 @@ use trellis_engine::proto::{
     Promise, ReadFault, Region, RegionState, Request, Stale, Surveyed, View, Welcome,
 };
 use trellis_engine::wire::{
-    Arrival, FIELDS_BYTES_MAX, HEADER_BYTES, Lend, Objection, PAYLOAD_BYTES_MAX, Payload, Place,
-    Sum, VERSION, WireError, body_length, decode, decode_any, encode, encode_borrows, encode_into,
-    encode_lend, encode_objects, encode_place, is_unsummed,
+    Arrival, DataFile, FIELDS_BYTES_MAX, HEADER_BYTES, Lend, Objection, PAYLOAD_BYTES_MAX, Payload,
+    Sum, VERSION, WireError, body_length, decode, decode_any, encode, encode_borrows,
+    encode_data_file, encode_into, encode_lend, encode_objects, is_unsummed,
 };
 use uuid::Uuid;
 
@@ -512,7 +512,7 @@ fn a_payload_that_is_lent_is_found_where_it_is_and_nowhere_else() {
 
 #[test]
 fn a_payload_that_is_not_summed_up_is_taken_only_where_that_is_allowed() {
-    // Fails if a payload from another machine can change on its way unnoticed, or a place cannot be told.
+    // Fails if a payload from another machine can change on its way unnoticed, or it cannot be told where a data file is.
     let envelope = Envelope {
         body: Body::Answer(Answer::Read {
             tag: 1,
@@ -541,19 +541,19 @@ fn a_payload_that_is_not_summed_up_is_taken_only_where_that_is_allowed() {
     changed[3] ^= 1;
     let changed = decode_any(&header, &changed.into(), Sum::Head, &nothing);
     assert_eq!(changed, Err(WireError::Checksum));
-    let place = Place {
+    let file = DataFile {
         path: "/pool/replicas/r/data".into(),
         device: 3,
         inode: 4,
     };
     let mut heads = BytesMut::new();
-    encode_place(&place, &mut heads).unwrap();
+    encode_data_file(&file, &mut heads).unwrap();
     let header = *heads.first_chunk().unwrap();
     let body = Bytes::copy_from_slice(&heads[HEADER_BYTES..]);
     assert_eq!(decode(&header, &body), Err(WireError::Nonsense));
     assert_eq!(
         decode_any(&header, &body, Sum::Whole, &nothing),
-        Ok(Arrival::Place(place))
+        Ok(Arrival::DataFile(file))
     );
 }
 

@@ -9,7 +9,7 @@ use super::{ReplicaSettings, in_full, room};
 use crate::Result;
 use crate::member::{DiskOp, Effect, Event, Member, SessionId};
 use crate::proto::{Answer, Body, Envelope, Geometry, ReplicaId};
-use crate::wire::Place;
+use crate::wire::DataFile;
 
 /// After this many disk operations the member reports how far it is, even if there is more to do.
 const OPERATIONS_PER_WORD: usize = 64;
@@ -88,8 +88,8 @@ impl ReplicaCore {
     }
 
     /// Where its data file is.
-    pub(super) fn place(&self) -> Option<Place> {
-        self.disk.as_ref()?.place()
+    pub(super) fn data_file(&self) -> Option<DataFile> {
+        self.disk.as_ref()?.data_file()
     }
 
     /// How many requests of a session wait, and how many bytes these have.

@@ -292,7 +292,7 @@ struct Connection {
     node: Option<NodeName>,
     since: Instant,
     /// It was told where the data file is.
-    placed: bool,
+    knows_file: bool,
     /// Nothing was read from it because too much waits.
     paused: bool,
 }
@@ -424,7 +424,7 @@ impl Server {
         let connection = Connection {
             link,
             node,
-            placed: false,
+            knows_file: false,
             since: Instant::now(),
             paused: false,
         };
@@ -451,7 +451,7 @@ impl Server {
                 Arrival::Message(envelope) => received.push((*session, envelope)),
                 Arrival::Lend(offered) => lend = Some(offered),
                 Arrival::Knows(_) => knows = true,
-                Arrival::Place(_) | Arrival::Borrows | Arrival::Objects(_) => strange = true,
+                Arrival::DataFile(_) | Arrival::Borrows | Arrival::Objects(_) => strange = true,
             };
             let polled = connection.link.poll_receive(context, sink);
             if knows && let Err(error) = connection.link.send_knows(KNOWS_ALL) {
@@ -467,10 +467,10 @@ impl Server {
                 ended.push((*session, WireError::Nonsense.into()));
                 continue;
             }
-            if connection.link.is_near() && !connection.placed {
-                connection.placed = true;
-                if let Some(place) = self.replica.place()
-                    && let Err(error) = connection.link.send_place(&place)
+            if connection.link.is_near() && !connection.knows_file {
+                connection.knows_file = true;
+                if let Some(file) = self.replica.data_file()
+                    && let Err(error) = connection.link.send_data_file(&file)
                 {
                     // Then it is read by messages.
                     tracing::debug!("{error}");

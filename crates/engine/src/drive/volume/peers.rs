@@ -23,7 +23,7 @@ use crate::drive::sums::{rotten, slots_of};
 use crate::drive::{Credentials, Failure, Trouble};
 use crate::proto::{Answer, Body, Content, Envelope, ReplicaId};
 use crate::replica::NearSums;
-use crate::wire::{Arrival, KNOWS_ALL, KNOWS_CALLS, KNOWS_SUMS, Place as FilePlace};
+use crate::wire::{Arrival, DataFile, KNOWS_ALL, KNOWS_CALLS, KNOWS_SUMS};
 
 /// How long until a lost connection is opened again: at first, and at most. It doubles with every attempt that brings
 /// no message, and a message resets it.
@@ -311,7 +311,7 @@ impl Peers {
         }
         let mut again = false;
         let mut lost = Vec::new();
-        let mut places = Vec::new();
+        let mut files = Vec::new();
         for (replica, peer) in &mut self.peers {
             let (Some(session), Some(link)) = (peer.session, &mut peer.link) else {
                 continue;
@@ -327,9 +327,9 @@ impl Peers {
                     }
                     happened.push(Happened::Received(*replica, session, envelope));
                 }
-                Arrival::Place(place) => {
+                Arrival::DataFile(file) => {
                     is_near = true;
-                    places.push((*replica, session, place));
+                    files.push((*replica, session, file));
                 }
                 Arrival::Borrows => borrows = true,
                 Arrival::Knows(bits) => knows = bits,
@@ -364,8 +364,8 @@ impl Peers {
                 }
             }
         }
-        for (replica, session, place) in places {
-            self.look_at(replica, session, place);
+        for (replica, session, file) in files {
+            self.look_at(replica, session, file);
         }
         for (replica, session, error) in lost {
             happened.push(self.lost(replica, session, &error));
@@ -374,18 +374,18 @@ impl Peers {
     }
 
     /// Opens a data file, unless it is another one that has this path here.
-    fn look_at(&self, replica: ReplicaId, session: SessionId, place: FilePlace) {
+    fn look_at(&self, replica: ReplicaId, session: SessionId, told: DataFile) {
         let (to, buffers) = (self.found_to.clone(), self.buffers.clone());
         tokio::task::spawn_blocking(move || {
-            let opened = File::open(&place.path).and_then(|file| {
+            let opened = File::open(&told.path).and_then(|file| {
                 let stat = file.metadata()?;
-                let same = (stat.dev(), stat.ino()) == (place.device, place.inode);
+                let same = (stat.dev(), stat.ino()) == (told.device, told.inode);
                 Ok(same.then_some(file))
             });
             match opened {
                 Ok(Some(file)) => {
                     let reader = Reader::new(&file, buffers);
-                    let sums = NearSums::beside(&place.path);
+                    let sums = NearSums::beside(&told.path);
                     let file = Arc::new(file);
                     // The volume may have ended meanwhile.
                     let _ = to.send(Found {
@@ -396,9 +396,9 @@ impl Peers {
                 }
                 // It is read by messages then.
                 Ok(None) => {
-                    tracing::debug!("{} is another file here", place.path.display());
+                    tracing::debug!("{} is another file here", told.path.display());
                 }
-                Err(error) => tracing::debug!("could not open {}: {error}", place.path.display()),
+                Err(error) => tracing::debug!("could not open {}: {error}", told.path.display()),
             }
         });
     }

@@ -64,12 +64,8 @@ impl World {
             64..66 => self.rot(node),
             66..67 => self.flip(node),
             67..68 => self.lose_memory(node),
-            68..79 => self.grow(),
-            79..80 => self.tell_chief(self.current, Event::Scrub),
-            80..83 => {
-                let id = Uuid::from_u128(u128::from(self.rng.draw()));
-                self.tell_chief(self.current, Event::Snapshot { id });
-            }
+            68..82 => self.grow(),
+            82..83 => self.tell_chief(self.current, Event::Scrub),
             83..89 => self.reconfigure(),
             89..93 => {
                 self.net.bad_per_mille = [0, 0, 2, 20][self.rng.index(4)];

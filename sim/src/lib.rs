@@ -53,8 +53,6 @@ pub struct Stats {
     pub power_losses: u64,
     /// Changes of who the replicas are.
     pub view_changes: u64,
-    /// Markers that were kept.
-    pub markers: u64,
     /// Replicas that have lost their memory.
     pub memories_lost: u64,
     /// Recoveries from survivors.
@@ -114,8 +112,6 @@ pub enum Failure {
         /// Regions in which copies differed although all sums matched.
         differed: u64,
     },
-    /// A marker that a client was told of is gone.
-    MarkerLost,
     /// A change of who the replicas are has let a full copy go before there was another one.
     FullCopyLost {
         /// Full copies among the replicas before.

@@ -52,7 +52,6 @@ impl Total {
         sum.peeks += stats.peeks;
         sum.power_losses += stats.power_losses;
         sum.view_changes += stats.view_changes;
-        sum.markers += stats.markers;
         sum.recoveries += stats.recoveries;
         sum.memories_lost += stats.memories_lost;
         sum.flips += stats.flips;

@@ -198,8 +198,6 @@ impl World {
                 self.failure.get_or_insert(Failure::Read(violation));
             }
         }
-        let chief = &self.chiefs[index].coordinator;
-        self.markers.retain(|id| chief.marker(*id).is_some());
         for node in 0..self.nodes.len() {
             if std::mem::take(&mut self.nodes[node].away) {
                 let delay = self.rng.between(1_000, 900_000);

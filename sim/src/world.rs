@@ -1,6 +1,6 @@
 //! The world of a history: its clock, its queue of events, its machines.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use trellis_engine::coordinator::{self, Coordinator, Limits, Settings};
 use trellis_engine::member::{self, Member};
@@ -106,7 +106,6 @@ pub(crate) struct World {
     pub(crate) oracle: Oracle,
     pub(crate) views: Vec<View>,
     pub(crate) size_served: u64,
-    pub(crate) markers: BTreeSet<Uuid>,
     /// A recovery from survivors, until it is served.
     pub(crate) recovery: Option<Recovery>,
     pub(crate) faulty: bool,
@@ -170,7 +169,6 @@ impl World {
             oracle: Oracle::default(),
             views: vec![view.clone()],
             size_served: size,
-            markers: BTreeSet::new(),
             recovery: None,
             faulty: true,
             fault_us,
@@ -543,10 +541,6 @@ impl World {
                 self.trace(|| format!("coordinator {index} is raised to {size}"));
                 self.stats.growths += 1;
                 self.check_size(index, size);
-            }
-            Effect::Marked { snapshot } if is_current => {
-                self.stats.markers += 1;
-                self.markers.insert(snapshot.id);
             }
             Effect::ViewChanged { view } => {
                 self.check_full_copies(index, &view);

@@ -1,9 +1,8 @@
 //! Measures volumes beside a bare file: `volume-bench DIR SECONDS [PLACES [CASES]]`.
 //!
-//! PLACES are some of `bare` (the same requests on a plain file, by this process), `1here` (one copy in
-//! the process of its volume), `1unix`, `3unix`, `1tls`, `3tls` (copies in processes of their own,
-//! started from this program; with `tls` as if they were on other nodes). CASES are like
-//! `4k-random-write-32`: length, order, direction (also `flush`: a write, then a flush), depth. By default
+//! PLACES are some of `bare` (the same requests on a plain file, by this process), `1unix`, `3unix`, `1tls`, `3tls`
+//! (copies in processes of their own, started from this program; with `tls` as if they were on other nodes). CASES are
+//! like `4k-random-write-32`: length, order, direction (also `flush`: a write, then a flush), depth. By default
 //! `bare,1unix,3unix,3unix-unsummed,3tls`, and all that [`CASES`] has.
 //!
 //! Prints requests a second, their times, and the processor time that one of them takes: in this
@@ -26,8 +25,7 @@ use bytes::Bytes;
 use pki::Home;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use trellis_engine::drive::{
-    Address, Credentials, LocalReplica, ReplicaServer, ReplicaSettings, Volume, VolumeError,
-    VolumeSettings,
+    Address, Credentials, ReplicaServer, ReplicaSettings, Volume, VolumeError, VolumeSettings,
 };
 use trellis_engine::proto::Config;
 use trellis_engine::replica::{Identity, Pool, Provisioning};
@@ -292,7 +290,6 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
     let (place, checksums) = unsummed.map_or((place, true), |place| (place, false));
     let volume = Uuid::new_v4();
     let mut addresses = BTreeMap::new();
-    let mut local = Vec::new();
     let mut members = BTreeSet::new();
     let authority = Home::new();
     for index in 0..copies.parse::<usize>()? {
@@ -306,10 +303,6 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
         let size = trellis_api::Bytes::new(SPAN);
         Pool::open(&pool)?.create("r", identity, size, Provisioning::Thin)?;
         let address = match place {
-            "here" => {
-                local.push(LocalReplica::open(settings(&pool, identity, checksums))?);
-                continue;
-            }
             "unix" => Address::Unix(home.join(format!("{index}.sock"))),
             "tls" => {
                 let node = format!("node-{index}");
@@ -341,11 +334,7 @@ fn start(place: &str, home: &Path, children: &mut Children) -> Result<Volume, Fa
         credentials: Some(authority.credentials(home, TARGET)),
         ..VolumeSettings::new(volume, Config::majority(members), addresses)
     };
-    Ok(if local.is_empty() {
-        Volume::start(settings)
-    } else {
-        Volume::start_local(settings, local)?
-    })
+    Ok(Volume::start(settings))
 }
 
 /// What the workers of one case share.

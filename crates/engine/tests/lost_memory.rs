@@ -13,7 +13,7 @@ use bytes::Bytes;
 use cluster::{Cluster, is_whole, until};
 use trellis_api::step::Step;
 use trellis_engine::coordinator::{NotServed, Standing};
-use trellis_engine::drive::{LocalReplica, ReplicaSettings, Volume, VolumeSettings};
+use trellis_engine::drive::{Address, ReplicaServer, ReplicaSettings, Volume, VolumeSettings};
 use trellis_engine::proto::{Config, Lineage};
 use trellis_engine::replica::{Identity, Provisioning};
 use uuid::Uuid;
@@ -181,8 +181,8 @@ async fn a_copy_that_dies_at_any_step_of_its_own_starts_again() {
     }
 }
 
-/// A replica as the first format has left it.
-fn of_version_1(home: &Path, kind: &str, length: u64) -> LocalReplica {
+/// A replica as the first format has left it, served by this process.
+fn of_version_1(home: &Path, kind: &str, length: u64) -> ReplicaServer {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/version-1");
     let replica = home.join("replicas").join(kind);
     fs::create_dir_all(&replica).unwrap();
@@ -207,11 +207,11 @@ fn of_version_1(home: &Path, kind: &str, length: u64) -> LocalReplica {
         data.write_all_at(&[7; 4096], 4096).unwrap();
         data.write_all_at(&[9; 4096], 2 * MIB + 8192).unwrap();
     }
-    open_version_1(&replica).unwrap()
+    serve_version_1(&replica)
 }
 
-fn open_version_1(replica: &Path) -> trellis_engine::Result<LocalReplica> {
-    LocalReplica::open(ReplicaSettings {
+fn serve_version_1(replica: &Path) -> ReplicaServer {
+    let settings = ReplicaSettings {
         path: replica.to_owned(),
         pool: None,
         identity: Identity {
@@ -220,12 +220,16 @@ fn open_version_1(replica: &Path) -> trellis_engine::Result<LocalReplica> {
         },
         provisioning: Provisioning::Thin,
         checksums: true,
-    })
+    };
+    let socket = Address::Unix(replica.with_extension("sock"));
+    ReplicaServer::start(settings, &socket).unwrap()
 }
 
-fn settings_of_version_1() -> VolumeSettings {
-    let config = Config::majority([Uuid::from_u128(2)].into());
-    VolumeSettings::new(Uuid::from_u128(1), config, [].into())
+fn volume_of_version_1(replica: &ReplicaServer) -> Volume {
+    let id = Uuid::from_u128(2);
+    let config = Config::majority([id].into());
+    let addresses = [(id, replica.address().clone())].into();
+    Volume::start(VolumeSettings::new(Uuid::from_u128(1), config, addresses))
 }
 
 #[tokio::test]
@@ -233,13 +237,13 @@ async fn a_replica_of_the_first_format_opens_and_is_believed() {
     // Fails if an upgrade loses what an earlier version has kept, or takes a copy that never served for a lost one.
     let home = tempfile::tempdir().unwrap();
     let replica = of_version_1(home.path(), "served", 3 * MIB);
-    let volume = Volume::start_local(settings_of_version_1(), vec![replica]).unwrap();
+    let volume = volume_of_version_1(&replica);
     assert_eq!(volume.ready().await.unwrap(), 3 * MIB);
     assert_eq!(value_at(&volume, 4096).await, 7);
     assert_eq!(value_at(&volume, 2 * MIB + 8192).await, 9);
     volume.stop().await;
     let replica = of_version_1(home.path(), "unserved", 2 * MIB);
-    let volume = Volume::start_local(settings_of_version_1(), vec![replica]).unwrap();
+    let volume = volume_of_version_1(&replica);
     assert_eq!(volume.ready().await.unwrap(), 2 * MIB);
     write(&volume, 0, 1).await;
     volume.stop().await;
@@ -249,15 +253,13 @@ async fn a_replica_of_the_first_format_opens_and_is_believed() {
 async fn a_replica_of_the_first_format_that_was_written_to_and_knows_nothing_is_lost() {
     // Fails if the memory of an earlier version can be lost without anybody noticing.
     let home = tempfile::tempdir().unwrap();
-    drop(of_version_1(home.path(), "served", 3 * MIB));
-    let home = tempfile::tempdir().unwrap();
     let served = home.path().join("replicas/served");
     drop(of_version_1(home.path(), "served", 3 * MIB));
     for name in MEMORY {
         fs::remove_file(served.join(name)).unwrap();
     }
-    let replica = open_version_1(&served).unwrap();
-    let volume = Volume::start_local(settings_of_version_1(), vec![replica]).unwrap();
+    let replica = serve_version_1(&served);
+    let volume = volume_of_version_1(&replica);
     let status = until(&volume, "its report", |it| {
         it.replicas
             .values()

@@ -49,7 +49,6 @@ impl Puppet {
             size,
             size_version: 1,
             view,
-            snapshots: Vec::new(),
         }));
         puppet.go_on();
         // The sync, then the record.

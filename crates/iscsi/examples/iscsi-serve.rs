@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use trellis_iscsi::luns::{FileLun, NullLun, RamLun};
 use trellis_iscsi::{Access, Server, ServerConfig, Target};
+use trellis_test_luns::{FileLun, NullLun, RamLun};
 
 const NAME: &str = "iqn.2026-11.dev.trellis:serve";
 const MIB: u64 = 1 << 20;

@@ -7,14 +7,13 @@
 //! - [`unit`]: what the nexuses of a logical unit share, including growth.
 //! - [`portal`]: targets, access, and the sessions that are open.
 //! - [`server`]: the driver on tokio; [`socket`]: how it writes.
-//! - [`lun`]: the trait that a volume implements; [`luns`]: volumes in memory and in a file.
+//! - [`lun`]: the trait that a volume implements.
 //!
 //! Invariant: nothing here knows what a volume is made of, and only [`server`] and [`socket`] touch the network.
 
 pub mod limits;
 pub mod login;
 pub mod lun;
-pub mod luns;
 pub mod pdu;
 pub mod portal;
 pub mod scsi;

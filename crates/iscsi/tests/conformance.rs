@@ -14,8 +14,8 @@ use suite::{
     NOT_SUPPORTED, PHYSICAL_BLOCKS, SUITE_SKIPS, Verdict, WANTS_512_BYTES, WANTS_ANOTHER_BLOCK,
     check_skips, command, judge,
 };
-use trellis_iscsi::luns::RamLun;
 use trellis_iscsi::{Access, Lun, Server, ServerConfig, Target};
+use trellis_test_luns::RamLun;
 
 /// Runs a part of the suite against a volume; exactly the tests of `broken` may fail.
 async fn run(part: &str, lun: Arc<dyn Lun>, broken: &[&str]) -> BTreeMap<String, Verdict> {

@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{ChildStdout, Command};
 use tokio::time::timeout;
 use trellis_iscsi::login::Chap;
-use trellis_iscsi::luns::{FileLun, RamLun};
 use trellis_iscsi::{Access, Lun, Server, ServerConfig, Target};
+use trellis_test_luns::{FileLun, RamLun};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fuse::{FileBacking, Place, pattern};
+use fuse::{FileBacking, FuseHome, pattern};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use trellis_api::Bytes;
@@ -28,21 +28,21 @@ fn errno(error: &std::io::Error) -> Option<Errno> {
 fn the_file_is_the_volume() {
     // Fails if bytes change or move on their way, if large transfers are cut, if a durable write or a sync
     // does not reach the volume as one, or if the data of a write is not aligned.
-    let place = Place::new(Bytes::mib(64));
-    let backing = FileBacking::prompt(&place.data());
-    let mut server = place.serve(&backing);
-    assert_eq!(server.file(), place.file());
-    let names: Vec<_> = fs::read_dir(place.mount_point())
+    let home = FuseHome::new(Bytes::mib(64));
+    let backing = FileBacking::prompt(&home.data());
+    let mut server = home.serve(&backing);
+    assert_eq!(server.file(), home.file());
+    let names: Vec<_> = fs::read_dir(home.mount_point())
         .unwrap()
         .map(|entry| entry.unwrap().file_name())
         .collect();
     assert_eq!(names, ["volume"]);
-    assert_eq!(fs::metadata(place.file()).unwrap().len(), 64 << 20);
+    assert_eq!(fs::metadata(home.file()).unwrap().len(), 64 << 20);
 
     let file = OpenOptions::new()
         .read(true)
         .write(true)
-        .open(place.file())
+        .open(home.file())
         .unwrap();
     for (seed, offset, len) in [
         (1, 0, 4096),
@@ -59,7 +59,7 @@ fn the_file_is_the_volume() {
     ] {
         let (mut seen, mut stored) = (vec![0; len], vec![0; len]);
         file.read_exact_at(&mut seen, offset).unwrap();
-        let data = File::open(place.data()).unwrap();
+        let data = File::open(home.data()).unwrap();
         data.read_exact_at(&mut stored, offset).unwrap();
         assert!(seen == pattern(seed, len) && stored == seen, "at {offset}");
     }
@@ -74,27 +74,27 @@ fn the_file_is_the_volume() {
     let synced = OpenOptions::new()
         .write(true)
         .custom_flags(durable)
-        .open(place.file())
+        .open(home.file())
         .unwrap();
     synced.write_all_at(b"durable", 0).unwrap();
     assert_eq!(backing.durable_writes.load(Ordering::SeqCst), 1);
 
     drop((file, synced));
     server.unmount().unwrap();
-    assert!(fs::read_dir(place.mount_point()).unwrap().next().is_none());
+    assert!(fs::read_dir(home.mount_point()).unwrap().next().is_none());
 }
 
 #[test]
 fn the_end_of_the_volume_is_the_end() {
     // Fails if a write stretches the file, if the file can be cut off, renamed over, or joined by another, or
     // if anything behind the end is more than nothing.
-    let place = Place::new(Bytes::mib(1));
-    let backing = FileBacking::prompt(&place.data());
-    let _server = place.serve(&backing);
+    let home = FuseHome::new(Bytes::mib(1));
+    let backing = FileBacking::prompt(&home.data());
+    let _server = home.serve(&backing);
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
-        .open(place.file())
+        .open(home.file())
         .unwrap();
     let end = 1 << 20;
     assert_eq!(file.write_at(&[1; 1024], end - 512).unwrap(), 512);
@@ -114,34 +114,34 @@ fn the_end_of_the_volume_is_the_end() {
         );
     }
     file.set_len(end).unwrap();
-    assert!(File::create(place.file()).is_err());
-    assert!(File::create(place.mount_point().join("other")).is_err());
-    assert!(fs::remove_file(place.file()).is_err());
+    assert!(File::create(home.file()).is_err());
+    assert!(File::create(home.mount_point().join("other")).is_err());
+    assert!(fs::remove_file(home.file()).is_err());
     assert_eq!(
-        fs::metadata(place.mount_point().join("other"))
+        fs::metadata(home.mount_point().join("other"))
             .unwrap_err()
             .kind(),
         std::io::ErrorKind::NotFound
     );
-    assert_eq!(fs::metadata(place.data()).unwrap().len(), end);
+    assert_eq!(fs::metadata(home.data()).unwrap().len(), end);
 }
 
 #[test]
 fn a_growth_is_seen_by_the_next_look() {
     // Fails if a size is cached anywhere, by stat or by seeking, however short the time since the last look.
-    let place = Place::new(Bytes::mib(16));
-    let backing = FileBacking::prompt(&place.data());
-    let server = place.serve(&backing);
-    let mut file = File::open(place.file()).unwrap();
+    let home = FuseHome::new(Bytes::mib(16));
+    let backing = FileBacking::prompt(&home.data());
+    let server = home.serve(&backing);
+    let mut file = File::open(home.file()).unwrap();
     for step in 1..=200u64 {
         let size = (16 << 20) + step * 4096;
-        assert_eq!(fs::metadata(place.file()).unwrap().len(), size - 4096);
+        assert_eq!(fs::metadata(home.file()).unwrap().len(), size - 4096);
         backing.grow(Bytes::new(size));
         server.grown().unwrap();
         let mut block = [1; 4096];
         file.read_exact_at(&mut block, size - 4096).unwrap();
         assert_eq!(block, [0; 4096]);
-        assert_eq!(fs::metadata(place.file()).unwrap().len(), size);
+        assert_eq!(fs::metadata(home.file()).unwrap().len(), size);
         assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), size);
     }
 }
@@ -149,13 +149,13 @@ fn a_growth_is_seen_by_the_next_look() {
 #[test]
 fn a_hole_is_a_hole_in_the_volume() {
     // Fails if punching or zeroing does not reach the volume, gives back nothing, or reaches too far.
-    let place = Place::new(Bytes::mib(8));
-    let backing = FileBacking::prompt(&place.data());
-    let _server = place.serve(&backing);
+    let home = FuseHome::new(Bytes::mib(8));
+    let backing = FileBacking::prompt(&home.data());
+    let _server = home.serve(&backing);
     let file = OpenOptions::new()
         .read(true)
         .write(true)
-        .open(place.file())
+        .open(home.file())
         .unwrap();
     file.write_all_at(&vec![7; 8 << 20], 0).unwrap();
     let full = backing.allocated();
@@ -170,7 +170,7 @@ fn a_hole_is_a_hole_in_the_volume() {
     let allocate = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 4096);
     assert_eq!(allocate, Err(Errno::OPNOTSUPP));
     let mut seen = Vec::new();
-    File::open(place.file())
+    File::open(home.file())
         .unwrap()
         .read_to_end(&mut seen)
         .unwrap();
@@ -184,25 +184,25 @@ fn a_hole_is_a_hole_in_the_volume() {
             .enumerate()
             .all(|(at, byte)| (*byte == 0) == zero(at))
     );
-    assert_eq!(fs::metadata(place.file()).unwrap().size(), 8 << 20);
+    assert_eq!(fs::metadata(home.file()).unwrap().size(), 8 << 20);
 }
 
 #[test]
 fn an_error_has_its_own_number_and_one_that_passes_is_waited_for() {
     // Fails if an error of the volume arrives as another one, if a volume that is not ready fails a request
     // before its time, or if it is waited for longer than that.
-    let place = Place::new(Bytes::mib(1));
-    let backing = FileBacking::prompt(&place.data());
+    let home = FuseHome::new(Bytes::mib(1));
+    let backing = FileBacking::prompt(&home.data());
     let options = Options {
         patience: Some(Duration::from_millis(600)),
         ..Options::default()
     };
     let dynamic: Arc<dyn trellis_node::fuse::Backing> = Arc::<FileBacking>::clone(&backing);
-    let _server = Server::mount(&place.mount_point(), dynamic, options).unwrap();
+    let _server = Server::mount(&home.mount_point(), dynamic, options).unwrap();
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
-        .open(place.file())
+        .open(home.file())
         .unwrap();
     for (error, number) in [
         (BackingError::Medium, Errno::IO),
@@ -232,7 +232,7 @@ fn an_error_has_its_own_number_and_one_that_passes_is_waited_for() {
         errno(&file.write_at(&[1; 512], 0).unwrap_err()),
         Some(Errno::ROFS)
     );
-    let opened = OpenOptions::new().write(true).open(place.file());
+    let opened = OpenOptions::new().write(true).open(home.file());
     assert_eq!(errno(&opened.unwrap_err()), Some(Errno::ROFS));
     let mut text = [0; 6];
     file.read_exact_at(&mut text, 0).unwrap();
@@ -243,29 +243,29 @@ fn an_error_has_its_own_number_and_one_that_passes_is_waited_for() {
 fn a_volume_in_use_stays_and_one_that_is_dropped_is_gone() {
     // Fails if an open file does not keep the mount, if a refused unmounting ends the service, if dropping
     // leaves a mount, or if a directory with something in it is covered.
-    let place = Place::new(Bytes::mib(1));
-    let backing = FileBacking::prompt(&place.data());
-    let mut server = place.serve(&backing);
-    let file = File::open(place.file()).unwrap();
+    let home = FuseHome::new(Bytes::mib(1));
+    let backing = FileBacking::prompt(&home.data());
+    let mut server = home.serve(&backing);
+    let file = File::open(home.file()).unwrap();
     assert!(matches!(server.unmount(), Err(Error::Busy { .. })));
     file.read_at(&mut [0; 512], 0).unwrap();
     drop(file);
     drop(server);
-    assert!(!place.file().exists());
-    fs::write(place.mount_point().join("precious"), b"").unwrap();
+    assert!(!home.file().exists());
+    fs::write(home.mount_point().join("precious"), b"").unwrap();
     let dynamic: Arc<dyn trellis_node::fuse::Backing> = Arc::<FileBacking>::clone(&backing);
-    let refused = Server::mount(&place.mount_point(), dynamic, Options::default());
+    let refused = Server::mount(&home.mount_point(), dynamic, Options::default());
     assert!(matches!(refused, Err(Error::UnusablePath { .. })));
 }
 
 #[test]
 fn a_mount_that_others_took_away_ends_its_server() {
     // Fails if the server does not notice, or if its end hangs or fails.
-    let place = Place::new(Bytes::mib(1));
-    let backing = FileBacking::prompt(&place.data());
-    let server = place.serve(&backing);
+    let home = FuseHome::new(Bytes::mib(1));
+    let backing = FileBacking::prompt(&home.data());
+    let server = home.serve(&backing);
     assert!(!server.ended());
-    rustix::mount::unmount(place.mount_point(), rustix::mount::UnmountFlags::empty()).unwrap();
+    rustix::mount::unmount(home.mount_point(), rustix::mount::UnmountFlags::empty()).unwrap();
     common::eventually("the server has noticed", || server.ended());
     server.grown().unwrap();
     drop(server);

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Process, check, fill, verify};
-use fuse::{Aligned, FileBacking, Place, open_direct, pattern};
+use fuse::{Aligned, FileBacking, FuseHome, open_direct, pattern};
 use trellis_api::Bytes;
 use trellis_node::filesystem::FilesystemKind;
 use trellis_node::fuse::{
@@ -64,8 +64,8 @@ fn serve_if_asked() {
         return;
     };
     let socket = Path::new(&socket);
-    let place = socket.parent().unwrap();
-    let (mount_point, data) = (place.join("at"), place.join("data"));
+    let home = socket.parent().unwrap();
+    let (mount_point, data) = (home.join("at"), home.join("data"));
     let stream = UnixStream::connect(socket).unwrap();
     let backing: Arc<dyn Backing> = match std::env::var_os(PROMPT) {
         Some(_) => FileBacking::prompt(&data),
@@ -83,17 +83,17 @@ fn serve_if_asked() {
 }
 
 /// Starts a server process: one that mounts, or one that goes on with what was kept.
-fn start(place: &Place, test: &str, kept: Option<&Kept>) -> (Process, UnixStream, Kept) {
-    start_with(place, test, kept, &[])
+fn start(home: &FuseHome, test: &str, kept: Option<&Kept>) -> (Process, UnixStream, Kept) {
+    start_with(home, test, kept, &[])
 }
 
 fn start_with(
-    place: &Place,
+    home: &FuseHome,
     test: &str,
     kept: Option<&Kept>,
     environment: &[(&str, &str)],
 ) -> (Process, UnixStream, Kept) {
-    let path = place.path("socket");
+    let path = home.path("socket");
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
     let mut environment = environment.to_vec();
@@ -194,10 +194,10 @@ fn a_successor_goes_on_where_a_killed_server_stopped() {
     // Fails if an I/O fails or hangs, or an acknowledged write is lost, when the server process is killed with
     // requests under way and another one resumes on the connection that was kept.
     serve_if_asked();
-    let place = Place::new(Bytes::mib(16));
+    let home = FuseHome::new(Bytes::mib(16));
     let test = "a_successor_goes_on_where_a_killed_server_stopped";
-    let (mut server, mut stream, mut kept) = start(&place, test, None);
-    let device = volume::attach(&place.file(), false).unwrap();
+    let (mut server, mut stream, mut kept) = start(&home, test, None);
+    let device = volume::attach(&home.file(), false).unwrap();
     assert!(device.direct_io);
     let writers = Writers::start(&device.path);
     for _ in 0..4 {
@@ -210,11 +210,11 @@ fn a_successor_goes_on_where_a_killed_server_stopped() {
         thread::sleep(Duration::from_millis(50));
         // (A writer may have been on its way to count what was answered.)
         assert!(writers.acknowledged() <= at_death + WRITERS);
-        (server, stream, kept) = start(&place, test, Some(&kept));
+        (server, stream, kept) = start(&home, test, Some(&kept));
     }
     writers.go_on(100);
-    writers.verify(&place.data());
-    assert!(volume::detach(&place.file()).unwrap());
+    writers.verify(&home.data());
+    assert!(volume::detach(&home.file()).unwrap());
 }
 
 #[test]
@@ -224,14 +224,14 @@ fn a_server_that_is_killed_while_it_takes_a_write_fails_nobody() {
     serve_if_asked();
     const WRITE_BYTES: usize = 1 << 20;
     const KILLS: u32 = 48;
-    let place = Place::new(Bytes::mib(16));
+    let home = FuseHome::new(Bytes::mib(16));
     let test = "a_server_that_is_killed_while_it_takes_a_write_fails_nobody";
     let prompt = [(PROMPT, "1")];
-    let (mut server, mut stream, mut kept) = start_with(&place, test, None, &prompt);
+    let (mut server, mut stream, mut kept) = start_with(&home, test, None, &prompt);
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..2)
         .map(|writer| {
-            let (stop, file) = (Arc::clone(&stop), open_direct(&place.file()));
+            let (stop, file) = (Arc::clone(&stop), open_direct(&home.file()));
             thread::spawn(move || {
                 let mut room = Aligned::new(WRITE_BYTES);
                 room.bytes().fill(7);
@@ -250,7 +250,7 @@ fn a_server_that_is_killed_while_it_takes_a_write_fails_nobody() {
         server.0.kill().unwrap();
         server.0.wait().unwrap();
         drop(stream);
-        (server, stream, kept) = start_with(&place, test, Some(&kept), &prompt);
+        (server, stream, kept) = start_with(&home, test, Some(&kept), &prompt);
     }
     stop.store(true, Ordering::Relaxed);
     let writes: u32 = writers.into_iter().map(|each| each.join().unwrap()).sum();
@@ -262,12 +262,12 @@ fn a_filesystem_does_not_notice_that_its_server_was_killed() {
     // Fails if the filesystem stops, or loses a byte, when the server is killed and replaced under it; or if a
     // growth during the time without a server is not seen.
     serve_if_asked();
-    let place = Place::new(Bytes::mib(512));
+    let home = FuseHome::new(Bytes::mib(512));
     let test = "a_filesystem_does_not_notice_that_its_server_was_killed";
-    let (mut server, _stream, kept) = start(&place, test, None);
-    let device = volume::attach(&place.file(), false).unwrap();
-    let staging = place.path("mounted");
-    volume::ensure_filesystem(&device.path, FilesystemKind::Xfs, &place.path("note")).unwrap();
+    let (mut server, _stream, kept) = start(&home, test, None);
+    let device = volume::attach(&home.file(), false).unwrap();
+    let staging = home.path("mounted");
+    volume::ensure_filesystem(&device.path, FilesystemKind::Xfs, &home.path("note")).unwrap();
     volume::stage(&device.path, FilesystemKind::Xfs, &staging, false).unwrap();
     let file = staging.join("file");
     let writer = {
@@ -275,14 +275,14 @@ fn a_filesystem_does_not_notice_that_its_server_was_killed() {
         thread::spawn(move || fill(&file, 5, 96 << 20))
     };
     common::eventually("the file grows", || {
-        fs::metadata(place.data()).unwrap().len() > 0
+        fs::metadata(home.data()).unwrap().len() > 0
             && fs::metadata(&file).is_ok_and(|meta| meta.len() > 8 << 20)
     });
     server.0.kill().unwrap();
     server.0.wait().unwrap();
-    common::set_size(&place.data(), Bytes::mib(640));
-    let (_server, _stream, _kept) = start(&place, test, Some(&kept));
-    volume::grow_device(&place.file(), Bytes::mib(640)).unwrap();
+    common::set_size(&home.data(), Bytes::mib(640));
+    let (_server, _stream, _kept) = start(&home, test, Some(&kept));
+    volume::grow_device(&home.file(), Bytes::mib(640)).unwrap();
     volume::grow_filesystem(FilesystemKind::Xfs, &staging, &device.path).unwrap();
     let written = writer.join().unwrap();
     assert_eq!(written, 96 << 20);
@@ -291,17 +291,17 @@ fn a_filesystem_does_not_notice_that_its_server_was_killed() {
     verify(&file, 5, written);
     volume::unstage(&staging, Some(device.number)).unwrap();
     check(FilesystemKind::Xfs, &device.path);
-    assert!(volume::detach(&place.file()).unwrap());
+    assert!(volume::detach(&home.file()).unwrap());
 }
 
 #[test]
 fn a_server_that_leaves_has_nothing_under_way() {
     // Fails if a request is lost or fails between a server that leaves and the one that goes on, or if the
     // first one still works on something when it has left.
-    let place = Place::new(Bytes::mib(16));
-    let first = FileBacking::slow(&place.data(), PAUSE);
-    let mut server = place.serve(&first);
-    let file = place.file();
+    let home = FuseHome::new(Bytes::mib(16));
+    let first = FileBacking::slow(&home.data(), PAUSE);
+    let mut server = home.serve(&first);
+    let file = home.file();
     let writers = Writers::start(&file);
     for _ in 0..10 {
         writers.go_on(50);
@@ -311,12 +311,12 @@ fn a_server_that_leaves_has_nothing_under_way() {
         thread::sleep(4 * PAUSE);
         // A writer may have been on its way to count what was answered.
         assert!(writers.acknowledged() <= at_farewell + WRITERS);
-        let backing: Arc<dyn Backing> = FileBacking::slow(&place.data(), PAUSE);
-        let at = place.mount_point();
+        let backing: Arc<dyn Backing> = FileBacking::slow(&home.data(), PAUSE);
+        let at = home.mount_point();
         server = Server::resume(kept, &at, backing, Options::default()).unwrap();
     }
     writers.go_on(50);
-    writers.verify(&place.data());
+    writers.verify(&home.data());
     server.unmount().unwrap();
 }
 
@@ -326,15 +326,15 @@ fn what_was_not_ready_when_a_server_left_is_served_by_the_next() {
     // having answered it.
     const WRITE_BYTES: usize = 64 << 10;
     const WRITES: u64 = 24;
-    let place = Place::new(Bytes::mib(16));
-    let first = FileBacking::prompt(&place.data());
-    let server = place.serve(&first);
+    let home = FuseHome::new(Bytes::mib(16));
+    let first = FileBacking::prompt(&home.data());
+    let server = home.serve(&first);
     first.refuse(Some(BackingError::NotReady));
     let written = |writer: u64| pattern(writer, WRITE_BYTES);
     let at = |writer: u64| writer * u64::try_from(WRITE_BYTES).unwrap();
     let writers: Vec<_> = (0..WRITES)
         .map(|writer| {
-            let file = open_direct(&place.file());
+            let file = open_direct(&home.file());
             thread::spawn(move || {
                 let mut room = Aligned::new(WRITE_BYTES);
                 room.bytes().copy_from_slice(&written(writer));
@@ -347,11 +347,11 @@ fn what_was_not_ready_when_a_server_left_is_served_by_the_next() {
     });
     let kept = Kept::of(&server).unwrap();
     assert!(!server.leave(Duration::ZERO), "something was answered");
-    let backing: Arc<dyn Backing> = FileBacking::prompt(&place.data());
-    let mount_point = place.mount_point();
+    let backing: Arc<dyn Backing> = FileBacking::prompt(&home.data());
+    let mount_point = home.mount_point();
     let mut server = Server::resume(kept, &mount_point, backing, Options::default()).unwrap();
     writers.into_iter().for_each(|each| each.join().unwrap());
-    let data = fs::read(place.data()).unwrap();
+    let data = fs::read(home.data()).unwrap();
     for writer in 0..WRITES {
         let start = usize::try_from(at(writer)).unwrap();
         assert!(data[start..start + WRITE_BYTES] == written(writer));
@@ -364,11 +364,11 @@ fn a_connection_that_nobody_serves_is_found_and_ended() {
     // Fails if requests that wait for a server that is gone are not seen, or cannot be freed while somebody holds the
     // connection; or if a connection that is served is shown as one where somebody waits.
     serve_if_asked();
-    let place = Place::new(Bytes::mib(16));
+    let home = FuseHome::new(Bytes::mib(16));
     let test = "a_connection_that_nobody_serves_is_found_and_ended";
-    let (mut server, _stream, kept) = start(&place, test, None);
-    let found = || standing(&place.mount_point()).unwrap();
-    let file = open_direct(&place.file());
+    let (mut server, _stream, kept) = start(&home, test, None);
+    let found = || standing(&home.mount_point()).unwrap();
+    let file = open_direct(&home.file());
     common::eventually("nobody waits", || found()[0].waiting == 0);
     server.0.kill().unwrap();
     server.0.wait().unwrap();
@@ -384,7 +384,7 @@ fn a_connection_that_nobody_serves_is_found_and_ended() {
         found().iter().all(|each| each.waiting == 0)
     });
     drop(kept);
-    assert!(dismantle(&place.mount_point()).unwrap());
+    assert!(dismantle(&home.mount_point()).unwrap());
 }
 
 #[test]
@@ -392,18 +392,18 @@ fn without_a_successor_consumers_get_errors_and_all_can_be_cleared_away() {
     // Fails if anything hangs when a server dies for good: the consumer's calls, the unmounting of its
     // filesystem, or the clearing of device and mount; or if a device that is mounted is taken away.
     serve_if_asked();
-    let place = Place::new(Bytes::mib(512));
+    let home = FuseHome::new(Bytes::mib(512));
     let test = "without_a_successor_consumers_get_errors_and_all_can_be_cleared_away";
-    let (mut server, _stream, kept) = start(&place, test, None);
-    let device = volume::attach(&place.file(), false).unwrap();
-    let staging = place.path("mounted");
-    volume::ensure_filesystem(&device.path, FilesystemKind::Xfs, &place.path("note")).unwrap();
+    let (mut server, _stream, kept) = start(&home, test, None);
+    let device = volume::attach(&home.file(), false).unwrap();
+    let staging = home.path("mounted");
+    volume::ensure_filesystem(&device.path, FilesystemKind::Xfs, &home.path("note")).unwrap();
     volume::stage(&device.path, FilesystemKind::Xfs, &staging, false).unwrap();
     let mut file = File::create(staging.join("file")).unwrap();
     file.write_all(&[1; 65_536]).unwrap();
     file.sync_all().unwrap();
     assert!(matches!(
-        dismantle(&place.mount_point()),
+        dismantle(&home.mount_point()),
         Err(Error::Busy { .. })
     ));
 
@@ -413,25 +413,25 @@ fn without_a_successor_consumers_get_errors_and_all_can_be_cleared_away() {
     file.write_all(&[2; 65_536]).unwrap();
     let error = file.sync_all().unwrap_err();
     println!("the consumer's fsync: {error}");
-    let looked = fs::metadata(place.file()).unwrap_err();
+    let looked = fs::metadata(home.file()).unwrap_err();
     println!("a look at the volume: {looked}");
     drop(file);
     volume::unstage(&staging, Some(device.number)).unwrap();
-    assert!(dismantle(&place.mount_point()).unwrap());
-    assert!(!dismantle(&place.mount_point()).unwrap());
-    let left: Vec<PathBuf> = fs::read_dir(place.mount_point())
+    assert!(dismantle(&home.mount_point()).unwrap());
+    assert!(!dismantle(&home.mount_point()).unwrap());
+    let left: Vec<PathBuf> = fs::read_dir(home.mount_point())
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
     assert!(left.is_empty());
 
     // And what was durable before is there for the next one.
-    let (_server, _stream, _kept) = start(&place, test, None);
-    let device = volume::attach(&place.file(), false).unwrap();
+    let (_server, _stream, _kept) = start(&home, test, None);
+    let device = volume::attach(&home.file(), false).unwrap();
     volume::stage(&device.path, FilesystemKind::Xfs, &staging, false).unwrap();
     let found = fs::read(staging.join("file")).unwrap();
     assert!(found.starts_with(&[1; 65_536]));
     volume::unstage(&staging, Some(device.number)).unwrap();
     check(FilesystemKind::Xfs, &device.path);
-    assert!(volume::detach(&place.file()).unwrap());
+    assert!(volume::detach(&home.file()).unwrap());
 }

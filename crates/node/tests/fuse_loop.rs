@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{check, fill, run, verify};
-use fuse::{Aligned, FileBacking, Place, open_direct};
+use fuse::{Aligned, FileBacking, FuseHome, open_direct};
 use trellis_api::Bytes;
 use trellis_node::filesystem::{FilesystemKind, Outcome};
 use trellis_node::sys::block;
@@ -44,9 +44,9 @@ fn a_filesystem_grows_while_it_is_mounted_and_written() {
     // Fails if direct I/O does not hold through loop and FUSE, if the device or the filesystem misses a growth
     // or needs a second look, if an I/O fails meanwhile, or if a byte or the filesystem's order suffers.
     for sector in ["512", "4096"] {
-        let place = Place::new(Bytes::mib(512));
-        let backing = FileBacking::prompt(&place.data());
-        let mut server = place.serve(&backing);
+        let home = FuseHome::new(Bytes::mib(512));
+        let backing = FileBacking::prompt(&home.data());
+        let mut server = home.serve(&backing);
         let node = losetup(&server.file(), sector);
         let device = volume::attach(&server.file(), false).unwrap();
         assert_eq!(device.path, node);
@@ -57,8 +57,8 @@ fn a_filesystem_grows_while_it_is_mounted_and_written() {
             Bytes::new(sector.parse().unwrap()).to_string()
         );
 
-        let staging = place.path("mounted");
-        volume::ensure_filesystem(&node, FilesystemKind::Xfs, &place.path("note")).unwrap();
+        let staging = home.path("mounted");
+        volume::ensure_filesystem(&node, FilesystemKind::Xfs, &home.path("note")).unwrap();
         volume::stage(&node, FilesystemKind::Xfs, &staging, false).unwrap();
         let before = fill(&staging.join("before"), 1, 64 << 20);
         let during = {
@@ -103,9 +103,9 @@ fn a_device_under_load_can_use_all_of_a_growth_at_once() {
     // Fails if the kernel does not know the new end of the file although everybody was told of it: it then
     // refuses to read behind the old one. It throws an answer about the size away when a write has ended
     // meanwhile, so writes go on all the time.
-    let place = Place::new(Bytes::mib(16));
-    let backing = FileBacking::prompt(&place.data());
-    let mut server = place.serve(&backing);
+    let home = FuseHome::new(Bytes::mib(16));
+    let backing = FileBacking::prompt(&home.data());
+    let mut server = home.serve(&backing);
     let device = volume::attach(&server.file(), false).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..4u64)
@@ -144,12 +144,12 @@ fn a_device_under_load_can_use_all_of_a_growth_at_once() {
 #[test]
 fn trimming_a_mounted_filesystem_gives_back_the_volumes_space() {
     // Fails if a loop device on FUSE passes no discards on, or only some of them.
-    let place = Place::new(Bytes::mib(512));
-    let backing = FileBacking::prompt(&place.data());
-    let mut server = place.serve(&backing);
+    let home = FuseHome::new(Bytes::mib(512));
+    let backing = FileBacking::prompt(&home.data());
+    let mut server = home.serve(&backing);
     let device = volume::attach(&server.file(), false).unwrap();
-    let staging = place.path("mounted");
-    volume::ensure_filesystem(&device.path, FilesystemKind::Xfs, &place.path("note")).unwrap();
+    let staging = home.path("mounted");
+    volume::ensure_filesystem(&device.path, FilesystemKind::Xfs, &home.path("note")).unwrap();
     volume::stage(&device.path, FilesystemKind::Xfs, &staging, false).unwrap();
     let empty = backing.allocated();
     fill(&staging.join("large"), 1, 200 << 20);
@@ -176,9 +176,9 @@ fn trimming_a_mounted_filesystem_gives_back_the_volumes_space() {
 #[test]
 fn a_barrier_on_the_device_is_a_flush_of_the_volume() {
     // Fails if syncing the device does not reach the volume: what the filesystem believes durable would not be.
-    let place = Place::new(Bytes::mib(16));
-    let backing = FileBacking::prompt(&place.data());
-    let mut server = place.serve(&backing);
+    let home = FuseHome::new(Bytes::mib(16));
+    let backing = FileBacking::prompt(&home.data());
+    let mut server = home.serve(&backing);
     let device = volume::attach(&server.file(), false).unwrap();
     let file = open_direct(&device.path);
     let mut block = Aligned::new(4096);
@@ -231,11 +231,11 @@ fn operations_a_second(device: &Path, depth: u64, write: bool) -> u64 {
 #[test]
 fn its_speed_is_printed_beside_that_of_a_plain_file() {
     // Fails only if an operation does; the figures are for whoever looks at them.
-    let place = Place::below(Path::new("/dev/shm"), Bytes::mib(64));
-    let bare = place.path("bare");
+    let home = FuseHome::below(Path::new("/dev/shm"), Bytes::mib(64));
+    let bare = home.path("bare");
     common::set_size(&bare, Bytes::mib(64));
-    let backing = FileBacking::prompt(&place.data());
-    let mut server = place.serve(&backing);
+    let backing = FileBacking::prompt(&home.data());
+    let mut server = home.serve(&backing);
     let devices =
         [bare.clone(), server.file()].map(|file| volume::attach(&file, false).unwrap().path);
     for (write, depth) in [(false, 1), (false, 32), (true, 1), (true, 32)] {
@@ -249,5 +249,5 @@ fn its_speed_is_printed_beside_that_of_a_plain_file() {
         volume::detach(&file).unwrap();
     }
     server.unmount().unwrap();
-    assert!(loopdev::on_path(&place.file()).unwrap().is_empty());
+    assert!(loopdev::on_path(&home.file()).unwrap().is_empty());
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::kind::Kind;
 use crate::status::{Status, quoted};
-use crate::store::memory::{Place, Stored};
+use crate::store::memory::{ObjectPlace, Stored};
 
 /// All terms must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl FieldSelector {
         Ok(())
     }
 
-    pub(crate) fn matches(&self, place: &Place, stored: &Stored) -> bool {
+    pub(crate) fn matches(&self, place: &ObjectPlace, stored: &Stored) -> bool {
         let mut parsed: Option<Value> = None;
         self.terms.iter().all(|term| {
             let equal = match term.field.as_str() {

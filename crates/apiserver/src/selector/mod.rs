@@ -5,7 +5,7 @@ mod label;
 
 use crate::kind::Kind;
 use crate::status::Status;
-use crate::store::memory::{Place, Stored};
+use crate::store::memory::{ObjectPlace, Stored};
 pub(crate) use field::FieldSelector;
 pub(crate) use label::LabelSelector;
 
@@ -27,7 +27,7 @@ impl Selector {
         Ok(Selector { labels, fields })
     }
 
-    pub(crate) fn matches(&self, place: &Place, stored: &Stored) -> bool {
+    pub(crate) fn matches(&self, place: &ObjectPlace, stored: &Stored) -> bool {
         self.labels.matches(|key| stored.label(key)) && self.fields.matches(place, stored)
     }
 }

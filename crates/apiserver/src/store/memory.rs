@@ -20,14 +20,14 @@ const RING_BYTES_MAX: usize = 2 << 20;
 
 /// Where an object is within its kind; cluster-scoped objects have an empty namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Place {
+pub(crate) struct ObjectPlace {
     pub(crate) namespace: Box<str>,
     pub(crate) name: Box<str>,
 }
 
-impl Place {
-    pub(crate) fn new(namespace: &str, name: &str) -> Place {
-        Place {
+impl ObjectPlace {
+    pub(crate) fn new(namespace: &str, name: &str) -> ObjectPlace {
+        ObjectPlace {
             namespace: namespace.into(),
             name: name.into(),
         }
@@ -38,14 +38,14 @@ impl Place {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Id {
     pub(crate) kind: usize,
-    pub(crate) place: Place,
+    pub(crate) place: ObjectPlace,
 }
 
 impl Id {
     pub(crate) fn new(kind: usize, namespace: &str, name: &str) -> Id {
         Id {
             kind,
-            place: Place::new(namespace, name),
+            place: ObjectPlace::new(namespace, name),
         }
     }
 
@@ -156,7 +156,7 @@ impl Stored {
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
     pub(crate) revision: u64,
-    pub(crate) place: Place,
+    pub(crate) place: ObjectPlace,
     /// The version before; `None` for a creation.
     pub(crate) old: Option<Arc<Stored>>,
     /// The version after. Of a removed object: the last version, with the revision of the removal.
@@ -210,7 +210,7 @@ impl Ring {
 /// All objects of one kind, and their recent past.
 #[derive(Debug)]
 pub(crate) struct Table {
-    pub(crate) objects: BTreeMap<Place, Arc<Stored>>,
+    pub(crate) objects: BTreeMap<ObjectPlace, Arc<Stored>>,
     pub(crate) ring: Ring,
 }
 
@@ -254,11 +254,11 @@ impl State {
         &'a self,
         kind: usize,
         namespace: Option<&'a str>,
-        after: Option<&Place>,
-    ) -> impl Iterator<Item = (&'a Place, &'a Arc<Stored>)> {
+        after: Option<&ObjectPlace>,
+    ) -> impl Iterator<Item = (&'a ObjectPlace, &'a Arc<Stored>)> {
         let start = match (after, namespace) {
             (Some(place), _) => Bound::Excluded(place.clone()),
-            (None, Some(namespace)) => Bound::Included(Place::new(namespace, "")),
+            (None, Some(namespace)) => Bound::Included(ObjectPlace::new(namespace, "")),
             (None, None) => Bound::Unbounded,
         };
         self.tables[kind]
@@ -328,7 +328,7 @@ mod tests {
         };
         Event {
             revision,
-            place: Place::new("", "x"),
+            place: ObjectPlace::new("", "x"),
             old: None,
             new: Arc::new(stored),
             removed: false,

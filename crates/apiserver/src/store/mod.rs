@@ -34,7 +34,7 @@ use crate::status::Status;
 use arrivals::{Arrivals, Arriving};
 use memory::{Id, State, Stored};
 pub(crate) use txn::Txn;
-use writer::{Job, Writer};
+use writer::{QueuedWrite, Writer};
 
 /// Writes that may wait for the writer thread; beyond that, callers are told to retry.
 const QUEUE_MAX: usize = 4096;
@@ -120,7 +120,7 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) shared: Arc<Shared>,
-    queue: Option<mpsc::SyncSender<Job>>,
+    queue: Option<mpsc::SyncSender<QueuedWrite>>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -151,8 +151,8 @@ impl Store {
             counters: Counters::default(),
             arrivals: Arc::default(),
         });
-        let (queue, jobs) = mpsc::sync_channel(QUEUE_MAX);
-        let mut thread = Writer::new(file, Arc::clone(&shared), jobs);
+        let (queue, queued) = mpsc::sync_channel(QUEUE_MAX);
+        let mut thread = Writer::new(file, Arc::clone(&shared), queued);
         thread.first(first).map_err(|status| Error::Unwritable {
             path: path.to_path_buf(),
             source: io::Error::other(status.message),
@@ -173,16 +173,16 @@ impl Store {
         &self,
         change: impl FnOnce(&mut Txn<'_>) -> Result<T, Status> + Send + 'static,
     ) -> Result<T, Status> {
-        let (job, answer) = writer::job(change);
-        self.submit(job)?;
+        let (write, answer) = writer::queued(change);
+        self.submit(write)?;
         answer
             .await
             .unwrap_or_else(|oneshot::error::RecvError { .. }| Err(Status::store_closed()))
     }
 
-    fn submit(&self, job: Job) -> Result<(), Status> {
+    fn submit(&self, write: QueuedWrite) -> Result<(), Status> {
         let queue = self.queue.as_ref().ok_or_else(Status::store_closed)?;
-        queue.try_send(job).map_err(|error| match error {
+        queue.try_send(write).map_err(|error| match error {
             mpsc::TrySendError::Full(_) => Status::too_many_requests(),
             mpsc::TrySendError::Disconnected(_) => Status::store_closed(),
         })?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::memory::{Event, Id, Place, State, Stored};
+use super::memory::{Event, Id, ObjectPlace, State, Stored};
 use crate::kind::{Kind, Peers};
 use crate::meta;
 
@@ -165,7 +165,7 @@ impl<'a> Txn<'a> {
         let within = |id: &Id| {
             id.kind == kind && namespace.is_none_or(|wanted| *id.place.namespace == *wanted)
         };
-        let mut places: Vec<Place> = self
+        let mut places: Vec<ObjectPlace> = self
             .base
             .range(kind, namespace, None)
             .map(|(place, _)| place.clone())

@@ -26,18 +26,18 @@ const GATHER_MAX: Duration = Duration::from_micros(200);
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(5 * 60);
 
 /// One queued write: run it on the transaction, then, once its fate is known, answer the caller.
-pub(super) struct Job(Box<dyn FnOnce(&mut Txn<'_>) -> Finish + Send>);
+pub(super) struct QueuedWrite(Box<dyn FnOnce(&mut Txn<'_>) -> Finish + Send>);
 
-/// What remains to be done for a job once its batch is durable (`None`) or has failed (`Some`).
+/// What remains to be done for a write once its batch is durable (`None`) or has failed (`Some`).
 struct Finish {
     refused: bool,
     answer: Box<dyn FnOnce(Option<Status>) + Send>,
 }
 
-/// A job, and where its answer arrives.
-pub(super) fn job<T: Send + 'static>(
+/// A write to be queued, and where its answer arrives.
+pub(super) fn queued<T: Send + 'static>(
     change: impl FnOnce(&mut Txn<'_>) -> Result<T, Status> + Send + 'static,
-) -> (Job, oneshot::Receiver<Result<T, Status>>) {
+) -> (QueuedWrite, oneshot::Receiver<Result<T, Status>>) {
     let (sender, receiver) = oneshot::channel();
     let run = move |txn: &mut Txn<'_>| {
         // A panic is our own bug; it must not take the other writers' thread with it.
@@ -60,22 +60,22 @@ pub(super) fn job<T: Send + 'static>(
             answer: Box::new(answer),
         }
     };
-    (Job(Box::new(run)), receiver)
+    (QueuedWrite(Box::new(run)), receiver)
 }
 
-/// A job of the store's own, whose answer nobody waits for.
-fn internal(change: impl FnOnce(&mut Txn<'_>) + Send + 'static) -> Job {
-    let (job, _) = job(move |txn| {
+/// A write of the store's own, whose answer nobody waits for.
+fn internal(change: impl FnOnce(&mut Txn<'_>) + Send + 'static) -> QueuedWrite {
+    let (write, _) = queued(move |txn| {
         change(txn);
         Ok(())
     });
-    job
+    write
 }
 
 pub(super) struct Writer {
     file: StoreFile,
     shared: Arc<Shared>,
-    jobs: mpsc::Receiver<Job>,
+    queue: mpsc::Receiver<QueuedWrite>,
     /// A batch whose commit failed, until the file tells what became of it.
     doubtful: Option<Staged>,
 }
@@ -88,11 +88,15 @@ struct Written {
 }
 
 impl Writer {
-    pub(super) fn new(file: StoreFile, shared: Arc<Shared>, jobs: mpsc::Receiver<Job>) -> Writer {
+    pub(super) fn new(
+        file: StoreFile,
+        shared: Arc<Shared>,
+        queue: mpsc::Receiver<QueuedWrite>,
+    ) -> Writer {
         Writer {
             file,
             shared,
-            jobs,
+            queue,
             doubtful: None,
         }
     }
@@ -103,7 +107,7 @@ impl Writer {
         let mut failing = false;
         let mut expire_at = Instant::now() + EXPIRY_INTERVAL;
         loop {
-            let mut batch: Vec<Job> = Vec::new();
+            let mut batch: Vec<QueuedWrite> = Vec::new();
             if !suspects.is_empty() {
                 let suspects = suspects.clone();
                 batch.push(internal(move |txn| cascade::examine(txn, &suspects)));
@@ -111,10 +115,10 @@ impl Writer {
             // After a failure the store's own work waits for the next write, so as not to spin on a full disk.
             if batch.is_empty() || failing {
                 match self
-                    .jobs
+                    .queue
                     .recv_timeout(expire_at.saturating_duration_since(Instant::now()))
                 {
-                    Ok(job) => batch.push(job),
+                    Ok(write) => batch.push(write),
                     Err(mpsc::RecvTimeoutError::Timeout) => {}
                     Err(mpsc::RecvTimeoutError::Disconnected) => return,
                 }
@@ -135,19 +139,19 @@ impl Writer {
     }
 
     /// Takes what is queued, and what will be in a moment.
-    fn gather(&self, batch: &mut Vec<Job>) {
+    fn gather(&self, batch: &mut Vec<QueuedWrite>) {
         let deadline = Instant::now() + GATHER_MAX;
         while batch.len() < BATCH_MAX {
-            let next = match self.jobs.try_recv() {
-                Ok(job) => Some(job),
+            let next = match self.queue.try_recv() {
+                Ok(write) => Some(write),
                 Err(_) if self.shared.arrivals.any() => {
                     let pause = deadline.saturating_duration_since(Instant::now());
-                    self.jobs.recv_timeout(pause).ok()
+                    self.queue.recv_timeout(pause).ok()
                 }
                 Err(_) => None,
             };
-            let Some(job) = next else { break };
-            batch.push(job);
+            let Some(write) = next else { break };
+            batch.push(write);
         }
     }
 
@@ -156,15 +160,15 @@ impl Writer {
         &mut self,
         change: impl FnOnce(&mut Txn<'_>) -> Result<(), Status> + Send + 'static,
     ) -> Result<(), Status> {
-        let (job, mut answer) = job(change);
-        self.write(vec![job]);
+        let (write, mut answer) = queued(change);
+        self.write(vec![write]);
         answer
             .try_recv()
             .unwrap_or_else(|_| Err(Status::store_closed()))
     }
 
     /// Runs a batch and answers its callers.
-    fn write(&mut self, batch: Vec<Job>) -> Written {
+    fn write(&mut self, batch: Vec<QueuedWrite>) -> Written {
         let mut suspects = Vec::new();
         let settled = self.settle(&mut suspects);
         let (mut staged, finishes) = self.stage(batch);
@@ -246,12 +250,12 @@ impl Writer {
         Ok(())
     }
 
-    fn stage(&self, batch: Vec<Job>) -> (Staged, Vec<Finish>) {
+    fn stage(&self, batch: Vec<QueuedWrite>) -> (Staged, Vec<Finish>) {
         // Only this thread changes the state, so it may read it for as long as it likes.
         let state = self.shared.read();
         let mut staged = Staged::at(state.revision);
         let mut finishes = Vec::with_capacity(batch.len());
-        for Job(run) in batch {
+        for QueuedWrite(run) in batch {
             let mut txn = Txn::new(self.shared.kinds, &state, &staged);
             let finish = run(&mut txn);
             let own = txn.into_staged();

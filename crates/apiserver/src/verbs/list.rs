@@ -12,7 +12,7 @@ use super::get::include_object;
 use super::{Answer, Call};
 use crate::selector::Selector;
 use crate::status::Status;
-use crate::store::memory::{Place, State, Stored};
+use crate::store::memory::{ObjectPlace, State, Stored};
 use crate::table;
 
 /// What comes before a token's content, so that tokens of other servers are recognised.
@@ -48,7 +48,7 @@ pub(crate) fn list(call: &Call<'_>) -> Result<Answer, Status> {
     };
     let after = token
         .as_ref()
-        .map(|token| Place::new(&token.namespace, &token.name));
+        .map(|token| ObjectPlace::new(&token.namespace, &token.name));
     let namespace = call.target.namespace.as_deref();
     let sight = call.sight();
     let mut page = Vec::new();
@@ -114,8 +114,8 @@ fn at_revision(
     kind: usize,
     revision: u64,
     namespace: Option<&str>,
-    after: Option<&Place>,
-) -> Result<Vec<(Place, Arc<Stored>)>, Status> {
+    after: Option<&ObjectPlace>,
+) -> Result<Vec<(ObjectPlace, Arc<Stored>)>, Status> {
     let now = state
         .range(kind, namespace, after)
         .map(|(place, stored)| (place.clone(), Arc::clone(stored)));
@@ -127,7 +127,7 @@ fn at_revision(
             "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter.",
         )
     })?;
-    let mut then: BTreeMap<Place, Arc<Stored>> = now.collect();
+    let mut then: BTreeMap<ObjectPlace, Arc<Stored>> = now.collect();
     for event in changes.into_iter().rev() {
         let within = namespace.is_none_or(|wanted| *event.place.namespace == *wanted)
             && after.is_none_or(|after| event.place > *after);

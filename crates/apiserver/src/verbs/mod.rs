@@ -20,7 +20,7 @@ use crate::request::{Query, Target};
 use crate::selector::FieldSelector;
 use crate::status::Status;
 use crate::store::Store;
-use crate::store::memory::{Id, Place, Stored};
+use crate::store::memory::{Id, ObjectPlace, Stored};
 use crate::users::{Caller, User};
 
 /// The name of a manager is cut at this length; as in Kubernetes.
@@ -72,7 +72,7 @@ pub(crate) struct Sight {
 }
 
 impl Sight {
-    pub(crate) fn shows(&self, place: &Place, stored: &Stored) -> bool {
+    pub(crate) fn shows(&self, place: &ObjectPlace, stored: &Stored) -> bool {
         let object = stored.value();
         let attempt = Attempt {
             verb: self.verb,

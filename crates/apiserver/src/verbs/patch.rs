@@ -18,8 +18,8 @@ use crate::status::Status;
 use crate::store::Txn;
 use crate::store::memory::{Id, Stored};
 
-/// What is to be done, and how.
-struct Job {
+/// What is to be changed, and how.
+struct Patching {
     kind: &'static Kind,
     id: Id,
     patch: Patch,
@@ -36,7 +36,7 @@ struct Done {
 
 pub(crate) async fn patch(call: Call<'_>, body: Bytes) -> Result<Answer, Status> {
     let dry_run = call.query.dry_run()?;
-    let job = Job {
+    let patching = Patching {
         kind: call.kind(),
         id: call.id()?,
         patch: read(&call, &body)?,
@@ -45,12 +45,12 @@ pub(crate) async fn patch(call: Call<'_>, body: Bytes) -> Result<Answer, Status>
         writer: call.writer(),
     };
     let done = call.store.write(move |txn| {
-        let done = match &job.patch {
+        let done = match &patching.patch {
             Patch::Apply {
                 configuration,
                 force,
-            } => job.server_side_apply(txn, configuration, *force),
-            _ => job.lay_over(txn),
+            } => patching.server_side_apply(txn, configuration, *force),
+            _ => patching.lay_over(txn),
         }?;
         if dry_run {
             txn.discard();
@@ -140,9 +140,9 @@ fn missing_manager() -> Status {
     status
 }
 
-impl Job {
+impl Patching {
     fn lay_over(&self, txn: &mut Txn<'_>) -> Result<Done, Status> {
-        let Job { kind, id, .. } = self;
+        let Patching { kind, id, .. } = self;
         let mut old = txn
             .get(id)
             .ok_or_else(|| Status::not_found(kind, &id.place.name))?
@@ -216,7 +216,7 @@ impl Job {
         sent: &Value,
         force: bool,
     ) -> Result<Done, Status> {
-        let Job {
+        let Patching {
             kind, id, writer, ..
         } = self;
         let live = txn.get(id).map(|stored| stored.value());
@@ -278,7 +278,7 @@ impl Job {
 
     /// The configuration in the kind's own form, with only the fields that the applier named.
     fn configuration(&self, sent: &Value, live: Option<&Value>) -> Result<Value, Status> {
-        let Job { kind, id, .. } = self;
+        let Patching { kind, id, .. } = self;
         let given = meta::text(sent, "name");
         if !given.is_empty() && *given != *id.place.name {
             return Err(Status::bad_request(format!(

@@ -19,7 +19,7 @@ use crate::kind::Kind;
 use crate::meta;
 use crate::selector::Selector;
 use crate::status::Status;
-use crate::store::memory::{Event, Place, Stored};
+use crate::store::memory::{Event, ObjectPlace, Stored};
 use crate::store::{CLOSED, Shared};
 use crate::table::{self, IncludeObject};
 use crate::users::Revocation;
@@ -121,7 +121,7 @@ impl Watch {
         &self.shared.kinds[self.kind_index]
     }
 
-    fn selects(&self, place: &Place, stored: &Stored) -> bool {
+    fn selects(&self, place: &ObjectPlace, stored: &Stored) -> bool {
         self.namespace
             .as_deref()
             .is_none_or(|wanted| *place.namespace == *wanted)

@@ -26,8 +26,8 @@
 //!
 //! Files: `session` (connections), `takeover` (report, decide, join), `stream` (log and windows), `io` (requests of
 //! clients), `reads`, `peek` (reads without asking the replica), `settle` (when requests are answered), `repair`,
-//! `scrub`, `growth`, `snapshot`, `space` (writes when pools are full), `change` (changing the replicas), `standing`
-//! (whose report counts), `clock`, `status`, `limits`.
+//! `scrub`, `growth`, `space` (writes when pools are full), `change` (changing the replicas), `standing` (whose report
+//! counts), `clock`, `status`, `limits`.
 
 mod change;
 mod clock;
@@ -44,7 +44,6 @@ mod scrub;
 mod session;
 mod settle;
 mod silence;
-mod snapshot;
 mod space;
 mod standing;
 mod status;
@@ -55,9 +54,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use uuid::Uuid;
 
-use crate::proto::{
-    Content, Envelope, Epoch, Geometry, Promise, Region, ReplicaId, SnapshotRecord, View,
-};
+use crate::proto::{Content, Envelope, Epoch, Geometry, Promise, Region, ReplicaId, View};
 pub use growth::GrowthHeld;
 pub use io::{IoError, IoId, IoOp, IoResult};
 pub use limits::Limits;
@@ -208,11 +205,6 @@ pub enum Event {
         /// The size.
         to: u64,
     },
-    /// The present moment should be marked.
-    Snapshot {
-        /// Under which id.
-        id: Uuid,
-    },
     /// The replicas should be these. A later wish replaces an earlier one.
     Reconfigure {
         /// The replicas and their consistency factor.
@@ -276,11 +268,6 @@ pub enum Effect {
         /// The size.
         size: u64,
     },
-    /// The marker is kept by a quorum.
-    Marked {
-        /// The snapshot.
-        snapshot: SnapshotRecord,
-    },
     /// The replicas are others from now on. Connect to those that are new.
     ViewChanged {
         /// The view.
@@ -321,8 +308,6 @@ pub struct Coordinator {
     stamps: Vec<Epoch>,
     size: u64,
     size_version: u64,
-    snapshots: BTreeMap<Uuid, SnapshotRecord>,
-    marking: Vec<(u64, SnapshotRecord)>,
 
     ios: BTreeMap<IoId, Io>,
     waiting: VecDeque<Task>,
@@ -370,8 +355,6 @@ impl Coordinator {
             stamps: Vec::new(),
             size: 0,
             size_version: 0,
-            snapshots: BTreeMap::new(),
-            marking: Vec::new(),
             ios: BTreeMap::new(),
             waiting: VecDeque::new(),
             space: Space::default(),
@@ -427,7 +410,6 @@ impl Coordinator {
             Event::Io { id, op } => self.io(id, op, out),
             Event::Cancel { id } => self.cancel(id),
             Event::Grow { to } => self.grow(to),
-            Event::Snapshot { id } => self.mark(id),
             Event::Reconfigure { config } => self.reconfigure(config),
             Event::Forget { replica } => self.forget(replica, out),
             Event::Tick => self.tick(out),

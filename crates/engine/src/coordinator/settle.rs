@@ -71,7 +71,6 @@ impl Coordinator {
             self.flushes.pop_front();
             self.part_done(io, out);
         }
-        self.settle_markers(out);
     }
 
     pub(super) fn acked_by(&self, id: ReplicaId, seq: u64) -> bool {

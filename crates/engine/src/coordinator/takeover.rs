@@ -191,9 +191,6 @@ impl Coordinator {
         for (_, Report { welcome, .. }) in &reports {
             self.size = self.size.max(welcome.size);
             self.size_version = self.size_version.max(welcome.size_version);
-            for record in &welcome.snapshots {
-                self.snapshots.insert(record.id, *record);
-            }
         }
         let mut terms: Vec<Regions> = reports.iter().map(|_| Regions::default()).collect();
         let regions = self.settings.geometry.regions(self.size);
@@ -279,7 +276,6 @@ impl Coordinator {
             size,
             size_version,
             view: self.view.clone(),
-            snapshots: self.snapshots.values().copied().collect(),
         };
         self.send(replica, Request::Join(terms), out);
     }

@@ -1,4 +1,4 @@
-//! A member and its disk, run by whoever owns them: a server, or the volume itself.
+//! A member and its disk, run by the server that owns them.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
@@ -9,7 +9,7 @@ use super::{ReplicaSettings, in_full, room};
 use crate::Result;
 use crate::member::{DiskOp, Effect, Event, Member, SessionId};
 use crate::proto::{Answer, Body, Envelope, Geometry, ReplicaId};
-use crate::wire::Place;
+use crate::wire::DataFile;
 
 /// After this many disk operations the member reports how far it is, even if there is more to do.
 const OPERATIONS_PER_WORD: usize = 64;
@@ -35,8 +35,8 @@ pub(super) enum Wish {
     Restart,
 }
 
-/// A replica that is served inside the process of its volume, without a socket and without encoded messages.
-pub struct LocalReplica {
+/// A replica without its connections.
+pub(super) struct ReplicaCore {
     settings: ReplicaSettings,
     member: Member,
     /// Nothing only while the replica is opened again.
@@ -67,12 +67,12 @@ impl Space {
     }
 }
 
-impl LocalReplica {
+impl ReplicaCore {
     /// Opens a replica. Nobody else can serve it until this is dropped.
-    pub fn open(settings: ReplicaSettings) -> Result<LocalReplica> {
+    pub(super) fn open(settings: ReplicaSettings) -> Result<ReplicaCore> {
         let (disk, found) = FileDisk::open(&settings)?;
         let member = member_of(&settings, found);
-        Ok(LocalReplica {
+        Ok(ReplicaCore {
             settings,
             member,
             disk: Some(Box::new(disk)),
@@ -83,13 +83,13 @@ impl LocalReplica {
     }
 
     /// Which replica it is.
-    pub fn id(&self) -> ReplicaId {
+    fn id(&self) -> ReplicaId {
         self.settings.identity.replica
     }
 
     /// Where its data file is.
-    pub(super) fn place(&self) -> Option<Place> {
-        self.disk.as_ref()?.place()
+    pub(super) fn data_file(&self) -> Option<DataFile> {
+        self.disk.as_ref()?.data_file()
     }
 
     /// How many requests of a session wait, and how many bytes these have.
@@ -102,7 +102,7 @@ impl LocalReplica {
         self.member.obeys(session)
     }
 
-    /// Takes an event. [`LocalReplica::run`] must follow.
+    /// Takes an event. [`ReplicaCore::run`] must follow.
     pub(super) fn take(&mut self, event: Event) {
         self.member.take(event, &mut self.scratch);
         self.effects.extend(self.scratch.drain(..));

@@ -28,7 +28,7 @@ use crate::member::{DiskOp, DiskResult};
 use crate::proto::{Content, Epoch, Geometry, Key, Meta, MetaChange, Region, View};
 use crate::replica::{BLOCK, MetaStore, NoteFile, Provisioning, Replica, SumFile, punch, zero};
 use crate::sums::{Coverage, Ended};
-use crate::wire::Place;
+use crate::wire::DataFile;
 use crate::{Error, Result};
 
 /// Threads for reads that the cache does not have.
@@ -53,7 +53,7 @@ pub trait Disk: Send {
     fn written_at(&self) -> Option<u64>;
 
     /// Where others on this machine can read the bytes that have been written, if they can.
-    fn place(&self) -> Option<Place>;
+    fn data_file(&self) -> Option<DataFile>;
 
     /// Does what is to be done now and then, whether there are operations or not.
     fn look(&mut self);
@@ -69,14 +69,15 @@ pub struct Found {
     pub rotten: Vec<Region>,
 }
 
-enum Job {
+/// What a thread does, because it may wait for the disk.
+enum BlockingOp {
     Persist(Box<MetaChange>),
     Reserve { size: u64 },
     Sync { sums: bool },
     Read { offset: u64, length: u64 },
 }
 
-type Queue = Sender<(u64, Job)>;
+type Queue = Sender<(u64, BlockingOp)>;
 
 /// The files of a replica's directory.
 pub struct FileDisk {
@@ -115,36 +116,36 @@ impl FileDisk {
         let (sums, rotten) = open_sums(&replica, &found_meta, key, *provisioning, *checksums)?;
         let (done_to, done) = done::unbounded_channel();
         let mut threads = Vec::new();
-        let mut start = |name: &str, work: Box<dyn FnMut(Job) -> DiskResult + Send>| {
-            let (queue, jobs) = channel();
-            let jobs = Arc::new(Mutex::new(jobs));
-            threads.push(worker(name, &jobs, &done_to, work)?);
+        let mut start = |name: &str, work: Box<dyn FnMut(BlockingOp) -> DiskResult + Send>| {
+            let (queue, ops) = channel();
+            let ops = Arc::new(Mutex::new(ops));
+            threads.push(worker(name, &ops, &done_to, work)?);
             Ok::<Queue, Error>(queue)
         };
         let (of_meta, of_sync) = (replica.clone(), replica.clone());
         let provisioning = *provisioning;
         let meta = start(
             "replica-meta",
-            Box::new(move |job| work_on_meta(&mut store, &of_meta, provisioning, &job)),
+            Box::new(move |op| work_on_meta(&mut store, &of_meta, provisioning, &op)),
         )?;
         let sum_file = sums.as_ref().map(|sums| Arc::clone(sums.file()));
         let synced_sums = sum_file.clone();
         let sync = start(
             "replica-sync",
-            Box::new(move |job| sync_files(&of_sync, synced_sums.as_deref(), &job)),
+            Box::new(move |op| sync_files(&of_sync, synced_sums.as_deref(), &op)),
         )?;
-        let (read, jobs) = channel();
-        let jobs = Arc::new(Mutex::new(jobs));
+        let (read, ops) = channel();
+        let ops = Arc::new(Mutex::new(ops));
         let reader = Arc::new(Reader::new(replica.data(), Buffers::default()));
         for _ in 0..READERS {
             let (replica, reader) = (replica.clone(), Arc::clone(&reader));
             let sums = sum_file.clone();
             threads.push(worker(
                 "replica-read",
-                &jobs,
+                &ops,
                 &done_to,
-                move |job| match job {
-                    Job::Read { offset, length } => {
+                move |op| match op {
+                    BlockingOp::Read { offset, length } => {
                         let read = reader.read(replica.data(), offset, length);
                         was_read(&replica, offset, read, |content| match &sums {
                             Some(sums) => rotten_in_file(sums, offset, content),
@@ -295,8 +296,8 @@ impl FileDisk {
         }
     }
 
-    fn hand_over(queue: Option<&Queue>, token: u64, job: Job) -> Option<DiskResult> {
-        let sent = queue.is_some_and(|queue| queue.send((token, job)).is_ok());
+    fn hand_over(queue: Option<&Queue>, token: u64, op: BlockingOp) -> Option<DiskResult> {
+        let sent = queue.is_some_and(|queue| queue.send((token, op)).is_ok());
         (!sent).then_some(DiskResult::Failed)
     }
 }
@@ -320,20 +321,22 @@ impl Disk for FileDisk {
                         Some(was_read(&self.replica, offset, result, rotten))
                     }
                     None => {
-                        let job = Job::Read { offset, length };
-                        Self::hand_over(self.read.as_ref(), token, job)
+                        let op = BlockingOp::Read { offset, length };
+                        Self::hand_over(self.read.as_ref(), token, op)
                     }
                 }
             }
-            DiskOp::Sync { sums } => Self::hand_over(self.sync.as_ref(), token, Job::Sync { sums }),
+            DiskOp::Sync { sums } => {
+                Self::hand_over(self.sync.as_ref(), token, BlockingOp::Sync { sums })
+            }
             DiskOp::Persist(change) => {
                 if let Some(sums) = &mut self.sums {
                     sums.changes(&change);
                 }
-                Self::hand_over(self.meta.as_ref(), token, Job::Persist(change))
+                Self::hand_over(self.meta.as_ref(), token, BlockingOp::Persist(change))
             }
             DiskOp::Reserve { size } => {
-                Self::hand_over(self.meta.as_ref(), token, Job::Reserve { size })
+                Self::hand_over(self.meta.as_ref(), token, BlockingOp::Reserve { size })
             }
         }
     }
@@ -370,10 +373,10 @@ impl Disk for FileDisk {
         u64::try_from(stat.mtime()).ok()
     }
 
-    fn place(&self) -> Option<Place> {
+    fn data_file(&self) -> Option<DataFile> {
         let path = std::path::absolute(self.replica.data_path()).ok()?;
         let stat = self.replica.data().metadata().ok()?;
-        Some(Place {
+        Some(DataFile {
             path,
             device: stat.dev(),
             inode: stat.ino(),
@@ -402,16 +405,16 @@ impl Drop for FileDisk {
 
 fn worker(
     name: &str,
-    jobs: &Arc<Mutex<Receiver<(u64, Job)>>>,
+    ops: &Arc<Mutex<Receiver<(u64, BlockingOp)>>>,
     done: &done::UnboundedSender<(u64, DiskResult)>,
-    mut work: impl FnMut(Job) -> DiskResult + Send + 'static,
+    mut work: impl FnMut(BlockingOp) -> DiskResult + Send + 'static,
 ) -> Result<JoinHandle<()>> {
-    let (jobs, done) = (Arc::clone(jobs), done.clone());
+    let (ops, done) = (Arc::clone(ops), done.clone());
     let run = move || {
         loop {
-            let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok((token, job)) = job else { return };
-            if done.send((token, work(job))).is_err() {
+            let op = ops.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok((token, op)) = op else { return };
+            if done.send((token, work(op))).is_err() {
                 return;
             }
         }
@@ -424,12 +427,14 @@ fn work_on_meta(
     store: &mut MetaStore,
     replica: &Replica,
     provisioning: Provisioning,
-    job: &Job,
+    op: &BlockingOp,
 ) -> DiskResult {
-    let result = match job {
-        Job::Persist(change) => store.persist(change),
-        Job::Reserve { size } => replica.reserve(trellis_api::Bytes::new(*size), provisioning),
-        Job::Sync { .. } | Job::Read { .. } => return DiskResult::Failed,
+    let result = match op {
+        BlockingOp::Persist(change) => store.persist(change),
+        BlockingOp::Reserve { size } => {
+            replica.reserve(trellis_api::Bytes::new(*size), provisioning)
+        }
+        BlockingOp::Sync { .. } | BlockingOp::Read { .. } => return DiskResult::Failed,
     };
     match result {
         Ok(()) => DiskResult::Done,
@@ -438,7 +443,7 @@ fn work_on_meta(
             match &error {
                 Error::NoSpace { .. } | Error::FileTooLong { .. } => DiskResult::NoSpace,
                 Error::Io { source, .. }
-                    if is_full(source) && matches!(job, Job::Reserve { .. }) =>
+                    if is_full(source) && matches!(op, BlockingOp::Reserve { .. }) =>
                 {
                     DiskResult::NoSpace
                 }
@@ -449,7 +454,7 @@ fn work_on_meta(
 }
 
 /// Makes the bytes durable, and their sums if those are needed at once.
-fn sync_files(replica: &Replica, sums: Option<&SumFile>, job: &Job) -> DiskResult {
+fn sync_files(replica: &Replica, sums: Option<&SumFile>, op: &BlockingOp) -> DiskResult {
     if let Err(error) = replica.sync() {
         let path = replica.data_path();
         tracing::warn!(
@@ -459,7 +464,7 @@ fn sync_files(replica: &Replica, sums: Option<&SumFile>, job: &Job) -> DiskResul
         );
         return DiskResult::Failed;
     }
-    if let (Job::Sync { sums: true }, Some(sums)) = (job, sums)
+    if let (BlockingOp::Sync { sums: true }, Some(sums)) = (op, sums)
         && let Err(error) = sums.sync()
     {
         tracing::warn!("{}", super::in_full(&error));

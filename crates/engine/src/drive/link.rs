@@ -16,7 +16,9 @@ use tokio::net::UnixStream;
 use super::lent::{Arena, Borrowed, Loans};
 use super::tls::TlsStream;
 use crate::proto::{Body, Envelope, Request};
-use crate::wire::{self, Arrival, HEADER_BYTES, Lend, Objection, Payload, Place, Sum, WireError};
+use crate::wire::{
+    self, Arrival, DataFile, HEADER_BYTES, Lend, Objection, Payload, Sum, WireError,
+};
 
 /// How much room a read has at least. A frame that needs more gets more.
 const READ_BYTES: usize = 256 << 10;
@@ -320,7 +322,7 @@ impl Link {
         match self.next_frame() {
             Ok(Some(Arrival::Objects(objection))) => Err(LinkError::Objected(objection)),
             // Files and memory of this machine are nothing that a peer on another one can speak of.
-            Ok(Some(Arrival::Place(_) | Arrival::Lend(_) | Arrival::Borrows))
+            Ok(Some(Arrival::DataFile(_) | Arrival::Lend(_) | Arrival::Borrows))
                 if matches!(self.stream, Stream::Tls(_)) =>
             {
                 Err(WireError::Nonsense.into())
@@ -384,10 +386,10 @@ impl Link {
         Ok(())
     }
 
-    /// Queues the place of a data file.
-    pub(super) fn send_place(&mut self, place: &Place) -> Result<(), LinkError> {
+    /// Queues where a data file is.
+    pub(super) fn send_data_file(&mut self, file: &DataFile) -> Result<(), LinkError> {
         let before = self.heads.len();
-        wire::encode_place(place, &mut self.heads)?;
+        wire::encode_data_file(file, &mut self.heads)?;
         self.unsent_bytes += self.heads.len() - before;
         Ok(())
     }

@@ -8,7 +8,6 @@
 //! - [`Volume`]: a handle that many clients share. Behind it one owner runs the coordinator: it takes everything that
 //!   has come in from clients and replicas, lets the coordinator run once, and then writes to the sockets.
 //! - [`ReplicaServer`]: serves one replica at an [`Address`], on a thread of its own.
-//! - [`LocalReplica`]: the same replica inside the process of its volume, without sockets or encoded messages.
 //! - [`Credentials`]: what a node proves itself with to other nodes ([`tls`] has the argument).
 //! - [`Disk`] and [`FileDisk`]: do what a member asks for, on the files of its directory.
 //!
@@ -36,7 +35,6 @@ use std::path::PathBuf;
 
 use uuid::Uuid;
 
-pub use self::core::LocalReplica;
 pub use address::{Address, AddressError};
 pub use disk::{Disk, FileDisk, Found};
 pub use failure::{Failure, Trouble};

@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval};
 
-use super::core::{LocalReplica, Wish};
+use super::core::{ReplicaCore, Wish};
 use super::gate::{Allowed, Gate, SharedRefusals};
 use super::link::{Link, LinkError, Stream};
 use super::{Address, Credentials, NodeName, Refusal, Refused, ReplicaSettings, Side, in_full};
@@ -75,7 +75,7 @@ impl ReplicaServer {
         allowed: BTreeSet<NodeName>,
     ) -> Result<ReplicaServer> {
         let name = settings.path.file_name().unwrap_or_default().to_owned();
-        let replica = LocalReplica::open(settings)?;
+        let replica = ReplicaCore::open(settings)?;
         let (bound, address) = Bound::bind(listen, credentials)?;
         let (doors, opened) = mpsc::unbounded_channel();
         let (allowed, allowed_now) = watch::channel(Arc::new(allowed));
@@ -292,13 +292,13 @@ struct Connection {
     node: Option<NodeName>,
     since: Instant,
     /// It was told where the data file is.
-    placed: bool,
+    knows_file: bool,
     /// Nothing was read from it because too much waits.
     paused: bool,
 }
 
 struct Server {
-    replica: LocalReplica,
+    replica: ReplicaCore,
     doors: Doors,
     doorway: Doorway,
     connections: BTreeMap<SessionId, Connection>,
@@ -309,7 +309,7 @@ struct Server {
 }
 
 async fn serve(
-    replica: LocalReplica,
+    replica: ReplicaCore,
     bound: Bound,
     doorway: Doorway,
     stopped: oneshot::Receiver<()>,
@@ -424,7 +424,7 @@ impl Server {
         let connection = Connection {
             link,
             node,
-            placed: false,
+            knows_file: false,
             since: Instant::now(),
             paused: false,
         };
@@ -451,7 +451,7 @@ impl Server {
                 Arrival::Message(envelope) => received.push((*session, envelope)),
                 Arrival::Lend(offered) => lend = Some(offered),
                 Arrival::Knows(_) => knows = true,
-                Arrival::Place(_) | Arrival::Borrows | Arrival::Objects(_) => strange = true,
+                Arrival::DataFile(_) | Arrival::Borrows | Arrival::Objects(_) => strange = true,
             };
             let polled = connection.link.poll_receive(context, sink);
             if knows && let Err(error) = connection.link.send_knows(KNOWS_ALL) {
@@ -467,10 +467,10 @@ impl Server {
                 ended.push((*session, WireError::Nonsense.into()));
                 continue;
             }
-            if connection.link.is_near() && !connection.placed {
-                connection.placed = true;
-                if let Some(place) = self.replica.place()
-                    && let Err(error) = connection.link.send_place(&place)
+            if connection.link.is_near() && !connection.knows_file {
+                connection.knows_file = true;
+                if let Some(file) = self.replica.data_file()
+                    && let Err(error) = connection.link.send_data_file(&file)
                 {
                     // Then it is read by messages.
                     tracing::debug!("{error}");
@@ -593,7 +593,7 @@ impl Server {
     }
 }
 
-fn is_busy(replica: &LocalReplica, session: SessionId, link: &Link) -> bool {
+fn is_busy(replica: &ReplicaCore, session: SessionId, link: &Link) -> bool {
     let (requests, bytes) = replica.backlog(session);
     requests >= BACKLOG_REQUESTS_MAX
         || bytes >= BACKLOG_BYTES_MAX

@@ -36,7 +36,6 @@ impl Member {
             size: self.meta.size,
             size_version: self.meta.size_version,
             view: self.meta.view.clone(),
-            snapshots: self.meta.snapshots.values().copied().collect(),
             has_stale: !self.meta.stale.is_empty(),
         };
         self.answer(hello.session, Answer::Welcome(welcome), out);
@@ -96,7 +95,6 @@ impl Member {
             forget: terms.past != Past::Counts,
             durable: Some(terms.key),
             view: Some(terms.view),
-            snapshots: terms.snapshots,
             ..MetaChange::default()
         };
         for region in std::mem::take(&mut bound.restamp) {

@@ -7,7 +7,7 @@ use super::repair::Overlay;
 use super::{DiskOp, DiskResult, Effect, Member, Purpose, REPAIRS_MAX, SessionId, Waiting};
 use crate::proto::{
     Answer, Content, Entry, EntryOp, Epoch, JoinTerms, Key, MetaChange, REGIONS_PER_PAGE_MAX,
-    Region, Request, SNAPSHOTS_MAX, STAMPS_AHEAD, Stale, overlap,
+    Region, Request, STAMPS_AHEAD, Stale, overlap,
 };
 
 /// How many waiting requests are searched for stamps that can be made durable together.
@@ -45,7 +45,7 @@ pub(super) enum Work {
         key: Key,
         size: u64,
     },
-    /// A size, a marker or a view is being made durable.
+    /// A size or a view is being made durable.
     Record { session: SessionId, key: Key },
     /// What is behind the end of the volume is being zeroed before a join.
     JoinZero {
@@ -140,7 +140,6 @@ impl Member {
                 if terms.key.epoch.generation() != self.meta.promise.generation
                     || terms.key < self.meta.durable
                     || !terms.view.is_sound()
-                    || terms.snapshots.len() > SNAPSHOTS_MAX
                 {
                     self.close(out);
                     return None;
@@ -257,10 +256,6 @@ impl Member {
             ),
             EntryOp::Raise { size, version } => record(MetaChange {
                 size: Some((size, version)),
-                ..MetaChange::default()
-            }),
-            EntryOp::Snapshot(snapshot) => record(MetaChange {
-                snapshots: vec![snapshot],
                 ..MetaChange::default()
             }),
             EntryOp::View(view) if view.is_sound() => record(MetaChange {

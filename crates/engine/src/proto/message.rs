@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{Epoch, Key, Lineage, Promise, Region, RegionState, ReplicaId, SnapshotRecord, View};
+use super::{Epoch, Key, Lineage, Promise, Region, RegionState, ReplicaId, View};
 
 /// A message with its sender's identity. Both ends refuse messages that are not meant for them, and close a session
 /// whose messages have a gap.
@@ -175,8 +175,6 @@ pub struct JoinTerms {
     pub size_version: u64,
     /// Who the replicas are.
     pub view: View,
-    /// The markers that exist.
-    pub snapshots: Vec<SnapshotRecord>,
 }
 
 /// One numbered step of the volume's history.
@@ -224,8 +222,6 @@ pub enum EntryOp {
         /// Its version.
         version: u64,
     },
-    /// Marks a moment.
-    Snapshot(SnapshotRecord),
     /// Replaces the view.
     View(View),
 }
@@ -347,8 +343,6 @@ pub struct Welcome {
     pub size_version: u64,
     /// The latest view that it knows.
     pub view: View,
-    /// The markers that it has.
-    pub snapshots: Vec<SnapshotRecord>,
     /// Some of its regions are stale. The coordinator may not have heard of all of them.
     pub has_stale: bool,
 }

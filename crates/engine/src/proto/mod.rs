@@ -33,9 +33,6 @@ pub const BLOCKS_PER_REGION_MAX: usize = 256;
 /// one: one sync serves all of them. Coordinator and replicas follow the same rule, so their stamps stay the same.
 pub const STAMPS_AHEAD: u32 = 15;
 
-/// The most snapshot records that a volume keeps.
-pub const SNAPSHOTS_MAX: usize = 64;
-
 /// A part of the volume's history in which one coordinator numbers its entries: the coordinator's generation in the
 /// upper bits, a count in the lower ones. Larger is later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -206,18 +203,6 @@ pub struct RegionState {
     pub stale: Option<Stale>,
 }
 
-/// A moment of the volume's history that a user wants to keep. The record has the volume's size at that moment: a
-/// volume made from it has that size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SnapshotRecord {
-    /// Which snapshot.
-    pub id: Uuid,
-    /// The size of the volume at the marker.
-    pub size: u64,
-    /// The marker's place among the writes.
-    pub at: Key,
-}
-
 /// Who may write to a replica: the coordinator of the highest generation that it promised to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Promise {
@@ -240,8 +225,6 @@ pub struct Meta {
     pub size_version: u64,
     /// Who the replicas of the volume are.
     pub view: View,
-    /// The markers, by id.
-    pub snapshots: BTreeMap<Uuid, SnapshotRecord>,
     /// The stamp of every region.
     pub stamps: Vec<Epoch>,
     /// The regions that wait for repair.
@@ -257,7 +240,6 @@ impl Meta {
             size,
             size_version: 1,
             view,
-            snapshots: BTreeMap::new(),
             stamps: vec![Epoch::NEVER; geometry.regions(size)],
             stale: BTreeMap::new(),
         }
@@ -289,7 +271,6 @@ impl Meta {
     /// Applies a change, as the disk does when it makes it durable.
     pub fn update(&mut self, geometry: Geometry, change: &MetaChange) {
         if change.forget {
-            self.snapshots.clear();
             self.stale.clear();
             self.stamps.fill(Epoch::NEVER);
         }
@@ -306,11 +287,6 @@ impl Meta {
         }
         if let Some(view) = &change.view {
             self.view = view.clone();
-        }
-        for record in &change.snapshots {
-            if self.snapshots.len() < SNAPSHOTS_MAX {
-                self.snapshots.insert(record.id, *record);
-            }
         }
         for (region, stale) in &change.stale {
             match stale {
@@ -344,7 +320,7 @@ impl Meta {
 /// A change of [`Meta`]. A disk makes it durable as one: after a crash all of it is there or nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetaChange {
-    /// Markers, stamps and stale regions of before are forgotten first.
+    /// Stamps and stale regions of before are forgotten first.
     pub forget: bool,
     /// A new promise.
     pub promise: Option<Promise>,
@@ -354,8 +330,6 @@ pub struct MetaChange {
     pub size: Option<(u64, u64)>,
     /// A newer view.
     pub view: Option<View>,
-    /// New markers.
-    pub snapshots: Vec<SnapshotRecord>,
     /// New stamps.
     pub stamps: Vec<(Region, Epoch)>,
     /// Regions that become stale, or cease to be.

@@ -1,5 +1,5 @@
-//! What a replica of a replicated volume keeps next to its bytes: promise, keys, stamps, stale regions, view and
-//! markers (`proto::Meta`).
+//! What a replica of a replicated volume keeps next to its bytes: promise, keys, stamps, stale regions and view
+//! (`proto::Meta`).
 //!
 //! ```text
 //! NAME/meta.a, NAME/meta.b   everything, as of a sequence number

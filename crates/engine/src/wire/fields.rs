@@ -2,12 +2,12 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::PAYLOAD_BYTES_MAX;
 use super::cursor::{Cursor, Writer};
+use super::{PAYLOAD_BYTES_MAX, reserved};
 use crate::proto::{
     Answer, BLOCKS_PER_REGION_MAX, Body, Config, Content, Entry, EntryOp, Envelope, JoinTerms,
     Lineage, Past, Promise, REGIONS_PER_PAGE_MAX, REPLICAS_PER_VOLUME_MAX, ReadFault, RegionState,
-    Request, SNAPSHOTS_MAX, SnapshotRecord, Surveyed, View, Welcome,
+    Request, Surveyed, View, Welcome,
 };
 
 /// Writes the fields behind `out` and returns the payload.
@@ -72,7 +72,7 @@ fn put_request(to: &mut Writer<'_>, request: &Request) -> Bytes {
             to.u64(terms.size);
             to.u64(terms.size_version);
             put_view(to, &terms.view);
-            to.list(&terms.snapshots, put_snapshot);
+            reserved::put(to);
             // Said only where it is so: older replicas do not know it.
             match terms.past {
                 Past::Counts => {}
@@ -179,14 +179,16 @@ fn request(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Optio
             size: from.u64()?,
             size_version: from.u64()?,
             view: view(from)?,
-            snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
-            past: match from.0.is_empty() {
-                true => Past::Counts,
-                false => match from.u8()? {
-                    1 => Past::Void,
-                    2 => Past::VoidBeforeBeginning,
-                    _ => return None,
-                },
+            past: {
+                reserved::skip(from)?;
+                match from.0.is_empty() {
+                    true => Past::Counts,
+                    false => match from.u8()? {
+                        1 => Past::Void,
+                        2 => Past::VoidBeforeBeginning,
+                        _ => return None,
+                    },
+                }
             },
         }),
         5 => Request::Resume,
@@ -263,10 +265,6 @@ fn put_op(to: &mut Writer<'_>, op: &EntryOp) -> Bytes {
             to.u64(*size);
             to.u64(*version);
         }
-        EntryOp::Snapshot(record) => {
-            to.u8(6);
-            put_snapshot(to, record);
-        }
         EntryOp::View(view) => {
             to.u8(7);
             put_view(to, view);
@@ -294,7 +292,7 @@ fn op(from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option<EntryOp> {
             size: from.u64()?,
             version: from.u64()?,
         },
-        6 => EntryOp::Snapshot(snapshot(from)?),
+        // 6 belonged to the records of `reserved`, and stays without a meaning.
         7 => EntryOp::View(view(from)?),
         _ => return None,
     })
@@ -309,7 +307,7 @@ fn put_answer(to: &mut Writer<'_>, answer: &Answer) -> Bytes {
             to.u64(welcome.size);
             to.u64(welcome.size_version);
             put_view(to, &welcome.view);
-            to.list(&welcome.snapshots, put_snapshot);
+            reserved::put(to);
             // Said only where it is so: older coordinators do not know it.
             if welcome.has_stale {
                 to.flag(true);
@@ -399,8 +397,10 @@ fn answer(tag: u8, from: &mut Cursor<'_>, payload: &mut Option<Bytes>) -> Option
             size: from.u64()?,
             size_version: from.u64()?,
             view: view(from)?,
-            snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
-            has_stale: !from.0.is_empty() && from.flag()?,
+            has_stale: {
+                reserved::skip(from)?;
+                !from.0.is_empty() && from.flag()?
+            },
         }),
         65 => Answer::Refused {
             promise: promise(from)?,
@@ -506,20 +506,6 @@ fn state(from: &mut Cursor<'_>) -> Option<RegionState> {
     Some(RegionState {
         stamp: from.epoch()?,
         stale: from.stale()?,
-    })
-}
-
-pub(super) fn put_snapshot(to: &mut Writer<'_>, record: &SnapshotRecord) {
-    to.uuid(record.id);
-    to.u64(record.size);
-    to.key(record.at);
-}
-
-pub(super) fn snapshot(from: &mut Cursor<'_>) -> Option<SnapshotRecord> {
-    Some(SnapshotRecord {
-        id: from.uuid()?,
-        size: from.u64()?,
-        at: from.key()?,
     })
 }
 

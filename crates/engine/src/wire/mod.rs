@@ -31,6 +31,7 @@
 
 mod cursor;
 mod fields;
+mod reserved;
 pub(crate) mod stored;
 
 use std::ffi::OsStr;
@@ -59,7 +60,7 @@ const MAGIC: [u8; 4] = *b"TRLW";
 
 const KIND_SUMMED: u16 = 0;
 const KIND_UNSUMMED: u16 = 1;
-const KIND_PLACE: u16 = 2;
+const KIND_DATA_FILE: u16 = 2;
 const KIND_LEND: u16 = 3;
 const KIND_BORROWS: u16 = 4;
 const KIND_LENT: u16 = 5;
@@ -162,7 +163,7 @@ pub enum Sum {
 
 /// Where a replica's data file is, for a volume on the same machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DataFile {
     /// Its path, as the replica sees it.
     pub path: PathBuf,
     /// The filesystem and the file, which say whether somebody else sees the same there.
@@ -191,7 +192,7 @@ pub enum Arrival {
     /// A message.
     Message(Envelope),
     /// Where a data file is.
-    Place(Place),
+    DataFile(DataFile),
     /// Where memory is that is lent.
     Lend(Lend),
     /// The memory is seen.
@@ -315,15 +316,15 @@ pub fn encode_objects(objection: Objection, heads: &mut BytesMut) -> Result<(), 
     finish(KIND_OBJECTS, start, &[], heads)
 }
 
-/// Puts the place of a data file behind `heads`.
-pub fn encode_place(place: &Place, heads: &mut BytesMut) -> Result<(), WireError> {
+/// Says behind `heads` where a data file is.
+pub fn encode_data_file(file: &DataFile, heads: &mut BytesMut) -> Result<(), WireError> {
     let start = heads.len();
     heads.extend_from_slice(&[0; HEADER_BYTES]);
     let mut to = cursor::Writer(heads);
-    to.u64(place.device);
-    to.u64(place.inode);
-    to.list(place.path.as_os_str().as_bytes(), |to, byte| to.u8(*byte));
-    finish(KIND_PLACE, start, &[], heads)
+    to.u64(file.device);
+    to.u64(file.inode);
+    to.list(file.path.as_os_str().as_bytes(), |to, byte| to.u8(*byte));
+    finish(KIND_DATA_FILE, start, &[], heads)
 }
 
 /// Writes the header of the frame whose fields end `heads`.
@@ -407,7 +408,7 @@ pub fn decode_any(
         KIND_LENT => lent(&payload, borrowed)
             .and_then(|payload| fields::decode(fields, payload))
             .map(Arrival::Message),
-        KIND_PLACE if payload.is_empty() => place(fields).map(Arrival::Place),
+        KIND_DATA_FILE if payload.is_empty() => data_file(fields).map(Arrival::DataFile),
         KIND_LEND if payload.is_empty() => lend(fields).map(Arrival::Lend),
         KIND_BORROWS if body.is_empty() => Some(Arrival::Borrows),
         KIND_KNOWS if payload.is_empty() => knows(fields).map(Arrival::Knows),
@@ -456,11 +457,11 @@ fn objects(fields: &[u8]) -> Option<Objection> {
     })
 }
 
-fn place(fields: &[u8]) -> Option<Place> {
+fn data_file(fields: &[u8]) -> Option<DataFile> {
     let mut from = cursor::Cursor(fields);
     let (device, inode) = (from.u64()?, from.u64()?);
     let path = from.list(PATH_BYTES_MAX, cursor::Cursor::u8)?;
-    from.0.is_empty().then(|| Place {
+    from.0.is_empty().then(|| DataFile {
         path: PathBuf::from(OsStr::from_bytes(&path)),
         device,
         inode,

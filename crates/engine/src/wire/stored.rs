@@ -3,8 +3,9 @@
 use bytes::BytesMut;
 
 use super::cursor::{Cursor, Writer};
-use super::fields::{promise, put_snapshot, put_view, snapshot, view};
-use crate::proto::{Meta, MetaChange, Region, SNAPSHOTS_MAX, Stale};
+use super::fields::{promise, put_view, view};
+use super::reserved;
+use crate::proto::{Meta, MetaChange, Region, Stale};
 
 /// The most regions of a volume: 1 PiB in regions of 1 MiB.
 const REGIONS_MAX: usize = 1 << 30;
@@ -18,8 +19,7 @@ pub(crate) fn put_meta(meta: &Meta) -> BytesMut {
     to.u64(meta.size);
     to.u64(meta.size_version);
     put_view(&mut to, &meta.view);
-    let snapshots: Vec<_> = meta.snapshots.values().copied().collect();
-    to.list(&snapshots, put_snapshot);
+    reserved::put(&mut to);
     to.list(&meta.stamps, |to, stamp| to.u64(stamp.get()));
     let stale: Vec<_> = meta.stale.iter().collect();
     to.list(&stale, |to, (region, stale)| {
@@ -36,12 +36,10 @@ pub(crate) fn meta(bytes: &[u8]) -> Option<Meta> {
         size: from.u64()?,
         size_version: from.u64()?,
         view: view(&mut from)?,
-        snapshots: from
-            .list(SNAPSHOTS_MAX, snapshot)?
-            .into_iter()
-            .map(|record| (record.id, record))
-            .collect(),
-        stamps: from.list(REGIONS_MAX, Cursor::epoch)?,
+        stamps: {
+            reserved::skip(&mut from)?;
+            from.list(REGIONS_MAX, Cursor::epoch)?
+        },
         stale: from
             .list(REGIONS_MAX, stale)?
             .into_iter()
@@ -72,7 +70,7 @@ pub(crate) fn put_change(change: &MetaChange) -> BytesMut {
     if let Some(view) = &change.view {
         put_view(&mut to, view);
     }
-    to.list(&change.snapshots, put_snapshot);
+    reserved::put(&mut to);
     to.list(&change.stamps, |to, (region, stamp)| {
         to.u32(region.0);
         to.u64(stamp.get());
@@ -94,8 +92,10 @@ pub(crate) fn change(bytes: &[u8]) -> Option<MetaChange> {
         durable: optional(&mut from, Cursor::key)?,
         size: optional(&mut from, |from| Some((from.u64()?, from.u64()?)))?,
         view: optional(&mut from, view)?,
-        snapshots: from.list(SNAPSHOTS_MAX, snapshot)?,
-        stamps: from.list(REGIONS_MAX, |from| Some((from.region()?, from.epoch()?)))?,
+        stamps: {
+            reserved::skip(&mut from)?;
+            from.list(REGIONS_MAX, |from| Some((from.region()?, from.epoch()?)))?
+        },
         stale: from.list(REGIONS_MAX, stale)?,
         forget: !from.0.is_empty() && from.flag()?,
     };

@@ -90,7 +90,6 @@ impl Stage {
                 size,
                 size_version: 1,
                 view: self.view.clone(),
-                snapshots: Vec::new(),
                 has_stale: false,
             }),
         );

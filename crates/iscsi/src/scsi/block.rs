@@ -24,27 +24,27 @@ pub fn start(unit: &Arc<Unit>, size: u64, command: &Command, request: &Request) 
     if exact && command.data_out_bytes(unit.block_size()) != u64::from(request.announced) {
         return Some(Outcome::check(Sense::INVALID_FIELD_IN_CDB).into());
     }
-    let place = Place {
+    let medium = Medium {
         lun: unit.lun(),
         block_size: unit.block_size(),
         size,
     };
     let started = match *command {
-        Command::Read { range } => place.read(range, request.spans),
-        Command::Write { range, fua } => place.write(range, data, fua),
-        Command::WriteVerify { range, compare } => place.write_verify(range, data, compare),
-        Command::Verify { range, check } => place.verify(range, check, data),
+        Command::Read { range } => medium.read(range, request.spans),
+        Command::Write { range, fua } => medium.write(range, data, fua),
+        Command::WriteVerify { range, compare } => medium.write_verify(range, data, compare),
+        Command::Verify { range, check } => medium.verify(range, check, data),
         Command::WriteSame {
             range,
             unmap,
             no_data,
-        } => place.write_same(range, unmap, no_data, data),
-        Command::Unmap { .. } => place.unmap(&gather(data)),
-        Command::CompareAndWrite { range, fua } => place.compare_and_write(range, data, fua),
-        Command::OrWrite { range, fua } => place.or_write(range, data, fua),
-        Command::SynchronizeCache { range } => place.flush(range),
-        Command::Prefetch { range } => place.in_range(range).map(|_| Outcome::good().into()),
-        Command::LbaStatus { lba, alloc } => place.lba_status(lba, alloc),
+        } => medium.write_same(range, unmap, no_data, data),
+        Command::Unmap { .. } => medium.unmap(&gather(data)),
+        Command::CompareAndWrite { range, fua } => medium.compare_and_write(range, data, fua),
+        Command::OrWrite { range, fua } => medium.or_write(range, data, fua),
+        Command::SynchronizeCache { range } => medium.flush(range),
+        Command::Prefetch { range } => medium.in_range(range).map(|_| Outcome::good().into()),
+        Command::LbaStatus { lba, alloc } => medium.lba_status(lba, alloc),
         _ => return None,
     };
     Some(started.unwrap_or_else(|sense| Outcome::check(sense).into()))
@@ -57,7 +57,8 @@ struct Bytewise {
     len: u64,
 }
 
-struct Place<'a> {
+/// The blocks of a logical unit, with the size that they have while a command runs.
+struct Medium<'a> {
     lun: &'a Arc<dyn Lun>,
     block_size: u32,
     size: u64,
@@ -83,7 +84,7 @@ fn written(result: crate::lun::LunResult<()>) -> Outcome {
     }
 }
 
-impl Place<'_> {
+impl Medium<'_> {
     fn block(&self) -> u64 {
         u64::from(self.block_size)
     }

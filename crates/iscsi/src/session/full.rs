@@ -12,7 +12,7 @@ use super::reply::{self, Asked, Numbers};
 use super::task::{Stage, Task, Tasks};
 use super::text::TextExchange;
 use super::transfer::{Broken, Segment, Transfer};
-use super::window::Place;
+use super::window::CommandTurn;
 use super::{Completion, Line};
 use crate::error::{Breach, Disconnect};
 use crate::limits::{IMMEDIATE_MAX, TRANSFER_BYTES_MAX};
@@ -99,14 +99,14 @@ impl Full {
         if pdu.immediate() {
             return self.handle(line, &pdu);
         }
-        match line.window.place(cmd_sn) {
-            Place::Outside => Ok(()),
-            Place::Early => {
+        match line.window.turn(cmd_sn) {
+            CommandTurn::Outside => Ok(()),
+            CommandTurn::Early => {
                 // As many as the window is wide, by their numbers.
                 self.early.insert(cmd_sn, pdu);
                 Ok(())
             }
-            Place::Next => {
+            CommandTurn::Next => {
                 line.window.advance();
                 self.handle(line, &pdu)?;
                 while let Some(pdu) = self.early.remove(&line.window.expected()) {

@@ -6,7 +6,7 @@ use crate::limits::COMMAND_WINDOW;
 
 /// What to do with a command number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum CommandTurn {
     /// It is the next one.
     Next,
     /// It is inside the window, but others come first.
@@ -40,16 +40,16 @@ impl Window {
             .wrapping_sub(1)
     }
 
-    /// Where a number is.
-    pub fn place(&self, number: u32) -> Place {
+    /// Whether it is the number's turn.
+    pub fn turn(&self, number: u32) -> CommandTurn {
         let ahead = number.wrapping_sub(self.expected);
         let width = self.last().wrapping_sub(self.expected).wrapping_add(1);
         if ahead >= width {
-            Place::Outside
+            CommandTurn::Outside
         } else if ahead == 0 {
-            Place::Next
+            CommandTurn::Next
         } else {
-            Place::Early
+            CommandTurn::Early
         }
     }
 
@@ -79,11 +79,14 @@ mod tests {
         // Fails if a number outside of ExpCmdSN..=MaxCmdSN is taken, or wrapping breaks the comparison.
         for start in [0, 5, u32::MAX - 3, u32::MAX] {
             let window = Window::new(start);
-            assert_eq!(window.place(start), Place::Next);
-            assert_eq!(window.place(start.wrapping_add(1)), Place::Early);
-            assert_eq!(window.place(window.last()), Place::Early);
-            assert_eq!(window.place(window.last().wrapping_add(1)), Place::Outside);
-            assert_eq!(window.place(start.wrapping_sub(1)), Place::Outside);
+            assert_eq!(window.turn(start), CommandTurn::Next);
+            assert_eq!(window.turn(start.wrapping_add(1)), CommandTurn::Early);
+            assert_eq!(window.turn(window.last()), CommandTurn::Early);
+            assert_eq!(
+                window.turn(window.last().wrapping_add(1)),
+                CommandTurn::Outside
+            );
+            assert_eq!(window.turn(start.wrapping_sub(1)), CommandTurn::Outside);
         }
     }
 
@@ -93,14 +96,14 @@ mod tests {
         let mut window = Window::new(100);
         let end = window.last();
         for _ in 0..COMMAND_WINDOW {
-            assert_eq!(window.place(window.expected()), Place::Next);
+            assert_eq!(window.turn(window.expected()), CommandTurn::Next);
             window.advance();
             window.open();
             assert_eq!(window.last(), end);
         }
-        assert_eq!(window.place(window.expected()), Place::Outside);
+        assert_eq!(window.turn(window.expected()), CommandTurn::Outside);
         window.close();
         assert_eq!(window.last(), end.wrapping_add(1));
-        assert_eq!(window.place(window.expected()), Place::Next);
+        assert_eq!(window.turn(window.expected()), CommandTurn::Next);
     }
 }

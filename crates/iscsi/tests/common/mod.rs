@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use trellis_iscsi::luns::RamLun;
 use trellis_iscsi::pdu::header::{
     DataIn, DataOut, LoginRequest, LoginResponse, LogoutRequest, NopOut, R2t, ScsiCommand,
     ScsiResponse, TaskManagement, TextRequest,
@@ -20,6 +19,7 @@ use trellis_iscsi::pdu::header::{
 use trellis_iscsi::pdu::{Decoder, FINAL, IMMEDIATE, Outbox, Pdu, TAG_NONE, opcode};
 use trellis_iscsi::session::{Connection, Times, Work};
 use trellis_iscsi::{Access, Disconnect, Portal, Target};
+use trellis_test_luns::RamLun;
 
 pub const TARGET: &str = "iqn.2026-11.dev.trellis:test";
 pub const INITIATOR: &str = "iqn.2026-11.dev.trellis:initiator";

@@ -22,11 +22,11 @@ use held::Held;
 use tokio::sync::oneshot;
 use trellis_iscsi::limits::{COMMAND_WINDOW, DATA_OUT_BYTES_MAX};
 use trellis_iscsi::lun::{Answer, Chunks, Compared, Extent, Identity, LunError};
-use trellis_iscsi::luns::{FileLun, RamLun};
 use trellis_iscsi::pdu::header::{Reject, TaskManagementResponse, TextResponse};
 use trellis_iscsi::pdu::{TAG_NONE, opcode};
 use trellis_iscsi::session::Times;
 use trellis_iscsi::{Access, Breach, Disconnect, Lun, Portal, Target};
+use trellis_test_luns::{FileLun, RamLun};
 
 fn open_portal() -> Arc<Portal> {
     portal(ram(64 * MIB), Access::default()).0

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 use super::abi::{self, InvalInodeOut, OutHeader, StoreOut, WriteOut};
 use super::buffer::RequestBuffer;
 use super::journal::{Done, Entry, Journal, Left};
-use super::reply::{Job, Pending};
+use super::reply::{BackingRequest, Pending};
 use super::request::{self, Ask, Node};
 use super::tree::{self, Shown};
 use super::wait::Waiting;
@@ -136,7 +136,7 @@ impl Connection {
                 if len == 0 {
                     return self.answer(taken, &[]);
                 }
-                self.ask_backing(taken, Job::Read { offset, len });
+                self.ask_backing(taken, BackingRequest::Read { offset, len });
             }
             Ask::Write {
                 offset,
@@ -163,15 +163,15 @@ impl Connection {
                 } else if inside == 0 {
                     self.answer(taken, &[]);
                 } else {
-                    let job = Job::Zero {
+                    let request = BackingRequest::Zero {
                         offset,
                         len: inside,
                         deallocate,
                     };
-                    self.ask_backing(taken, job);
+                    self.ask_backing(taken, request);
                 }
             }
-            Ask::Sync => self.ask_backing(taken, Job::Flush),
+            Ask::Sync => self.ask_backing(taken, BackingRequest::Flush),
             Ask::Unanswered => self.journal.free(taken.entry),
             at_once => self.answer_at_once(taken, at_once),
         }
@@ -188,7 +188,7 @@ impl Connection {
         if data.is_empty() && asked > 0 {
             return self.refuse(taken, Errno::NOSPC);
         }
-        self.ask_backing(taken, Job::Write { offset, data, fua });
+        self.ask_backing(taken, BackingRequest::Write { offset, data, fua });
     }
 
     /// What can be answered without the backing's data.
@@ -253,12 +253,12 @@ impl Connection {
         self.answer_with(taken, answer.as_bytes());
     }
 
-    fn ask_backing(self: &Arc<Self>, taken: Taken, job: Job) {
+    fn ask_backing(self: &Arc<Self>, taken: Taken, request: BackingRequest) {
         self.under_way.fetch_add(1, Ordering::Relaxed);
         Pending {
             connection: Arc::clone(self),
             taken,
-            job,
+            request,
             asked_at: Instant::now(),
         }
         .ask();

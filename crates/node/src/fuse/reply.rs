@@ -14,7 +14,7 @@ use super::{BackingError, Chunks};
 
 /// A request to a backing, kept until it is answered so that it can be asked again.
 #[derive(Clone, Debug)]
-pub(super) enum Job {
+pub(super) enum BackingRequest {
     Read {
         offset: u64,
         len: u32,
@@ -36,7 +36,7 @@ pub(super) enum Job {
 pub(super) struct Pending {
     pub(super) connection: Arc<Connection>,
     pub(super) taken: Taken,
-    pub(super) job: Job,
+    pub(super) request: BackingRequest,
     /// When it was asked for.
     pub(super) asked_at: Instant,
 }
@@ -46,15 +46,17 @@ impl Pending {
     pub(super) fn ask(self) {
         let connection = Arc::clone(&self.connection);
         let backing = &connection.backing;
-        match self.job.clone() {
-            Job::Read { offset, len } => backing.read(offset, len, Reply::new(self)),
-            Job::Write { offset, data, fua } => backing.write(offset, data, fua, Reply::new(self)),
-            Job::Zero {
+        match self.request.clone() {
+            BackingRequest::Read { offset, len } => backing.read(offset, len, Reply::new(self)),
+            BackingRequest::Write { offset, data, fua } => {
+                backing.write(offset, data, fua, Reply::new(self))
+            }
+            BackingRequest::Zero {
                 offset,
                 len,
                 deallocate,
             } => backing.zero(offset, len, deallocate, Reply::new(self)),
-            Job::Flush => backing.flush(Reply::new(self)),
+            BackingRequest::Flush => backing.flush(Reply::new(self)),
         }
     }
 
@@ -88,14 +90,16 @@ impl Pending {
 
     /// Records the result of a change before anybody can hear of it. A read is simply done again.
     fn note(&self, done: Done) {
-        if !matches!(self.job, Job::Read { .. }) {
+        if !matches!(self.request, BackingRequest::Read { .. }) {
             self.connection.journal.answering(self.taken.entry, done);
         }
     }
 
     fn answer_made(self) {
-        let written = match &self.job {
-            Job::Write { data, .. } => Some(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+        let written = match &self.request {
+            BackingRequest::Write { data, .. } => {
+                Some(u32::try_from(data.len()).unwrap_or(u32::MAX))
+            }
             _ => None,
         };
         self.note(Done::Made(written));
@@ -131,8 +135,8 @@ impl Reply<Chunks> {
             Err(error) => return pending.fail(error),
         };
         let have: usize = chunks.iter().map(Bytes::len).sum();
-        let wanted = match pending.job {
-            Job::Read { len, .. } => usize::try_from(len).ok(),
+        let wanted = match pending.request {
+            BackingRequest::Read { len, .. } => usize::try_from(len).ok(),
             _ => None,
         };
         if wanted == Some(have) {
@@ -161,7 +165,7 @@ impl Reply<()> {
 impl<T> Drop for Reply<T> {
     fn drop(&mut self) {
         if let Some(pending) = self.pending.take() {
-            tracing::error!(job = ?pending.job, "a request was dropped unanswered");
+            tracing::error!(request = ?pending.request, "a request was dropped unanswered");
             pending.refuse(Errno::IO);
         }
     }

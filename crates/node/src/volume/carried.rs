@@ -6,7 +6,7 @@ use std::thread;
 
 use super::device::{self, CLEAR_PAUSE};
 use super::observe::shows_node;
-use super::place::Place;
+use super::place::MountPlace;
 use crate::error::{Error, Result};
 use crate::holders::{self, Holder};
 use crate::iscsi::{self, sessions};
@@ -91,7 +91,7 @@ pub fn carried(
 /// Refuses with [`Error::Busy`] if the mount that is visible at `path` could not be unmounted now. Nothing is changed.
 pub fn refuse_used_mount(path: &Path) -> Result<()> {
     for _ in 0..LOOKS_MAX {
-        match Place::find(path)? {
+        match MountPlace::find(path)? {
             Some(place) if place.is_in_use()? => thread::sleep(CLEAR_PAUSE),
             _ => return Ok(()),
         }

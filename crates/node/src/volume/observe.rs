@@ -9,7 +9,7 @@ use trellis_api::Bytes;
 use super::device::{self, AttachedDevice};
 use super::fault::Fault;
 use super::own;
-use super::place::Place;
+use super::place::MountPlace;
 use crate::error::{Context, Error, Result};
 use crate::filesystem::{self, FilesystemKind, Geometry, State};
 use crate::probe::{self, Content};
@@ -122,7 +122,7 @@ fn on_device(
     staging: &Path,
     mut faults: Vec<Fault>,
 ) -> Result<Observation> {
-    let staging_mount = match Place::find(staging)? {
+    let staging_mount = match MountPlace::find(staging)? {
         Some(place) => place.mounted_id()?,
         None => None,
     };

@@ -43,17 +43,17 @@ pub(super) enum Wanted {
 }
 
 /// A path with its parent held open.
-pub(super) struct Place {
+pub(super) struct MountPlace {
     parent: File,
     name: OsString,
     /// The path with all links above resolved, as mountinfo shows it.
     pub(super) path: PathBuf,
 }
 
-impl Place {
+impl MountPlace {
     /// Opens the parent; `None` if the parent does not exist, or if the path has a form that the kernel
     /// does not follow, so that nothing can be there.
-    pub(super) fn find(path: &Path) -> Result<Option<Place>> {
+    pub(super) fn find(path: &Path) -> Result<Option<MountPlace>> {
         match Self::open(path) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(Error::UnusablePath {
@@ -66,7 +66,7 @@ impl Place {
     }
 
     /// Opens the parent, which has to exist.
-    pub(super) fn open(path: &Path) -> Result<Place> {
+    pub(super) fn open(path: &Path) -> Result<MountPlace> {
         let unusable = || Error::UnusablePath {
             path: path.to_owned(),
             reason: PathProblem::NotAbsolute,
@@ -83,7 +83,7 @@ impl Place {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             refused(path, "resolve", parent, errno)
         })?;
-        Ok(Place {
+        Ok(MountPlace {
             path: resolved.join(name),
             parent: File::from(opened),
             name: name.to_owned(),
@@ -270,7 +270,7 @@ pub(super) fn require_staged(staging: &Path, device: &Path) -> Result<Mount> {
     let missing = || Error::NotStaged {
         staging: staging.to_owned(),
     };
-    let place = Place::find(staging)?.ok_or_else(missing)?;
+    let place = MountPlace::find(staging)?.ok_or_else(missing)?;
     let mount = place.mounted()?.ok_or_else(missing)?;
     let number = number_of(device)?;
     if mount.is_of(number) {

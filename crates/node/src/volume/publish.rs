@@ -11,7 +11,7 @@ use trellis_api::MountOptions;
 use trellis_api::step::{Step, reached};
 
 use super::cover::refuse_covered;
-use super::place::{self, Place, Wanted};
+use super::place::{self, MountPlace, Wanted};
 use crate::error::{Context, Error, Result};
 use crate::filesystem::FilesystemKind;
 use crate::sys::block::{self, DeviceNumber};
@@ -81,7 +81,7 @@ pub fn stage_with(
     options: &MountOptions,
 ) -> Result<Published> {
     let number = place::number_of(device)?;
-    let place = Place::open(staging)?;
+    let place = MountPlace::open(staging)?;
     if let Some(found) = place.mounted()? {
         if !found.is_of(number) {
             return Err(place.taken_by(&found));
@@ -135,7 +135,7 @@ fn mount_patiently(
 /// Unmounts the private mount and removes its directory. Returns whether something was mounted; anything else there is
 /// treated as in [`unpublish`].
 pub fn unstage(staging: &Path, device: Option<DeviceNumber>) -> Result<bool> {
-    let Some(place) = Place::find(staging)? else {
+    let Some(place) = MountPlace::find(staging)? else {
         refuse_covered(staging, device)?;
         return Ok(false);
     };
@@ -163,7 +163,7 @@ pub fn unstage(staging: &Path, device: Option<DeviceNumber>) -> Result<bool> {
 pub fn publish(source: Source<'_>, path: &Path, read_only: bool) -> Result<Published> {
     let (origin, wanted) = match source {
         Source::Filesystem { staging } => {
-            let staged = Place::open(staging)?;
+            let staged = MountPlace::open(staging)?;
             if staged.mounted()?.is_none() {
                 return Err(Error::NotStaged {
                     staging: staging.to_owned(),
@@ -182,7 +182,7 @@ pub fn publish(source: Source<'_>, path: &Path, read_only: bool) -> Result<Publi
             (device, Wanted::File)
         }
     };
-    let place = Place::open(path)?;
+    let place = MountPlace::open(path)?;
     if let Some(found) = place.mounted()? {
         let Some((at_path, stat)) = place.look()? else {
             return Err(place.taken_by(&found));
@@ -219,7 +219,7 @@ pub fn publish(source: Source<'_>, path: &Path, read_only: bool) -> Result<Publi
 /// Anything else at the path is an error and stays: [`Error::Busy`] if the volume is still mounted underneath it, else
 /// [`Error::UnusablePath`].
 pub fn unpublish(path: &Path, device: Option<DeviceNumber>) -> Result<bool> {
-    let Some(place) = Place::find(path)? else {
+    let Some(place) = MountPlace::find(path)? else {
         refuse_covered(path, device)?;
         return Ok(false);
     };
@@ -248,7 +248,7 @@ pub fn unpublish(path: &Path, device: Option<DeviceNumber>) -> Result<bool> {
 }
 
 /// Whether the place is the node of that device.
-fn shows(place: &Place, device: DeviceNumber) -> Result<bool> {
+fn shows(place: &MountPlace, device: DeviceNumber) -> Result<bool> {
     let node = place.look()?.filter(|(_, stat)| is_node(stat.st_mode));
     Ok(node.is_some_and(|(_, stat)| DeviceNumber::from_stat(stat.st_rdev) == device))
 }

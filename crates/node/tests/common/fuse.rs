@@ -177,22 +177,22 @@ impl Backing for FileBacking {
 /// A volume's file and where it is mounted, in a directory that is cleared away also on panic.
 ///
 /// It does not use the machine's list of loop devices: one whose server is dead would not answer.
-pub struct Place {
+pub struct FuseHome {
     dir: TempDir,
 }
 
-impl Place {
-    pub fn new(size: Bytes) -> Place {
-        Place::below(&std::env::temp_dir(), size)
+impl FuseHome {
+    pub fn new(size: Bytes) -> FuseHome {
+        FuseHome::below(&std::env::temp_dir(), size)
     }
 
-    pub fn below(parent: &Path, size: Bytes) -> Place {
-        let place = Place {
+    pub fn below(parent: &Path, size: Bytes) -> FuseHome {
+        let home = FuseHome {
             dir: TempDir::with_prefix_in("trellis-fuse-", parent).unwrap(),
         };
-        std::fs::create_dir(place.mount_point()).unwrap();
-        crate::common::set_size(&place.data(), size);
-        place
+        std::fs::create_dir(home.mount_point()).unwrap();
+        crate::common::set_size(&home.data(), size);
+        home
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -218,7 +218,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for FuseHome {
     fn drop(&mut self) {
         use rustix::mount::UnmountFlags;
         use trellis_node::sys::{loopdev, mountinfo};

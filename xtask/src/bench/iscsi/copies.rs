@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use super::server::{Life, Role, Server};
-use super::targets::Place;
+use super::targets::BackingDir;
 use super::{Programs, Work};
 use crate::bench::replicated;
 use crate::bench::service::Service;
@@ -65,23 +65,27 @@ impl Copies {
     }
 }
 
-/// Starts the service below the place's directory, and has it make a volume with all of its bytes.
-pub fn start(programs: &Programs, place: &Place) -> anyhow::Result<Server> {
-    start_with(programs, place, true)
+/// Starts the service next to the backing directory, and has it make a volume with all of its bytes.
+pub fn start(programs: &Programs, backing_dir: &BackingDir) -> anyhow::Result<Server> {
+    start_with(programs, backing_dir, true)
 }
 
 /// The same without sums of their blocks.
-pub fn start_unsummed(programs: &Programs, place: &Place) -> anyhow::Result<Server> {
-    start_with(programs, place, false)
+pub fn start_unsummed(programs: &Programs, backing_dir: &BackingDir) -> anyhow::Result<Server> {
+    start_with(programs, backing_dir, false)
 }
 
-fn start_with(programs: &Programs, place: &Place, checksums: bool) -> anyhow::Result<Server> {
+fn start_with(
+    programs: &Programs,
+    backing_dir: &BackingDir,
+    checksums: bool,
+) -> anyhow::Result<Server> {
     let binary = &programs.trellis;
-    let service = Service::start(binary, place.parent())?;
+    let service = Service::start(binary, backing_dir.parent())?;
     replicated::add_pools(&service, binary)?;
     let runtime = Runtime::new().context("no asynchronous runtime")?;
     let client = runtime.block_on(service.client())?;
-    let size = format!("{}Mi", place.size_mib);
+    let size = format!("{}Mi", backing_dir.size_mib);
     replicated::claim_block(&service, CLAIM, COPIES, checksums, &size)?;
     let status = runtime.block_on(served(&client))?;
     let word = |name: &str| status[name].as_str().map(str::to_owned);
@@ -105,7 +109,7 @@ fn start_with(programs: &Programs, place: &Place, checksums: bool) -> anyhow::Re
     };
     let mut server = Server::of(name, role, life, address, &target, 0);
     server.proof = user.map(|user| (user, secret));
-    fill(programs, &server, place.size_mib)?;
+    fill(programs, &server, backing_dir.size_mib)?;
     Ok(server)
 }
 

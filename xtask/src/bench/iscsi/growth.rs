@@ -18,9 +18,13 @@ const STEP_MIB: u64 = 64;
 
 /// Loads our target with one copy and with three for some seconds, with and without a growth in the middle, in turns.
 pub fn run(programs: &Programs, directory: &Path, size_mib: u64) -> anyhow::Result<()> {
-    let place = targets::Place::new(directory, size_mib)?;
-    let one = targets::ours(programs, &place)?.context("no target of ours")?;
-    let kind = if place.in_memory { "tmpfs" } else { "disk" };
+    let backing_dir = targets::BackingDir::new(directory, size_mib)?;
+    let one = targets::ours(programs, &backing_dir)?.context("no target of ours")?;
+    let kind = if backing_dir.in_memory {
+        "tmpfs"
+    } else {
+        "disk"
+    };
     println!(
         "\ngrowth under load, {kind}: {}, {WINDOW_SECONDS} s around it",
         WORK[LOAD]
@@ -28,7 +32,7 @@ pub fn run(programs: &Programs, directory: &Path, size_mib: u64) -> anyhow::Resu
     grow(programs, one, "one copy", size_mib)?;
     grow(
         programs,
-        copies::start(programs, &place)?,
+        copies::start(programs, &backing_dir)?,
         copies::NAME,
         size_mib,
     )

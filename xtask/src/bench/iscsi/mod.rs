@@ -107,8 +107,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 fn side_by_side(programs: &Programs, directory: &Path, options: &Options) -> anyhow::Result<()> {
-    let place = targets::Place::new(directory, options.size_mib)?;
-    let servers = targets::start_all(programs, &place, &options.extra)?;
+    let backing_dir = targets::BackingDir::new(directory, options.size_mib)?;
+    let servers = targets::start_all(programs, &backing_dir, &options.extra)?;
     let mut report = Report::new(&servers);
     let started = Instant::now();
     for round in 0..options.rounds {
@@ -122,7 +122,7 @@ fn side_by_side(programs: &Programs, directory: &Path, options: &Options) -> any
             );
             report.add_bare(
                 work,
-                bare::a_second(&place.backing, work, options.seconds / 4.0)?,
+                bare::a_second(&backing_dir.backing, work, options.seconds / 4.0)?,
             );
             for index in turns(servers.len(), round) {
                 report.add(
@@ -133,7 +133,7 @@ fn side_by_side(programs: &Programs, directory: &Path, options: &Options) -> any
             }
         }
     }
-    report.print(&place, options);
+    report.print(&backing_dir, options);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! What was measured, in words: figures, ratios with their spread, and whether the aims are met.
 
 use super::server::{Role, Sample, Server};
-use super::targets::Place;
+use super::targets::BackingDir;
 use super::{Options, WORK, Work};
 
 /// All samples of one backing.
@@ -102,11 +102,15 @@ impl<'a> Report<'a> {
         }
     }
 
-    pub fn print(&self, place: &Place, options: &Options) {
-        let kind = if place.in_memory { "tmpfs" } else { "disk" };
+    pub fn print(&self, backing_dir: &BackingDir, options: &Options) {
+        let kind = if backing_dir.in_memory {
+            "tmpfs"
+        } else {
+            "disk"
+        };
         println!(
             "\n{kind} ({} MiB), one copy and three, {} rounds of {} s each; ratio = trellis / it, median [least..most] of the rounds",
-            place.size_mib, options.rounds, options.seconds
+            backing_dir.size_mib, options.rounds, options.seconds
         );
         for work in WORK {
             println!("{work}");
@@ -119,7 +123,7 @@ impl<'a> Report<'a> {
                 println!("memory of {}: {} MiB at most", server.name, list(&mib));
             }
         }
-        if place.in_memory {
+        if backing_dir.in_memory {
             for aim in &AIMS {
                 self.print_aim(aim);
             }

@@ -24,7 +24,7 @@ const SEGMENT: &str = "262144";
 const TGT_CONTROL: u32 = 7261;
 
 /// One row: a name, what it is for, and how it is started. `None` where it does not belong.
-type Start = fn(&Programs, &Place) -> anyhow::Result<Option<Server>>;
+type Start = fn(&Programs, &BackingDir) -> anyhow::Result<Option<Server>>;
 const TARGETS: [Start; 7] = [
     ours,
     tgt_aio,
@@ -36,7 +36,7 @@ const TARGETS: [Start; 7] = [
 ];
 
 /// A directory with the backing file and what the targets need, gone with this.
-pub struct Place {
+pub struct BackingDir {
     directory: TempDir,
     pub backing: PathBuf,
     pub size_mib: u64,
@@ -45,9 +45,9 @@ pub struct Place {
     parent: PathBuf,
 }
 
-impl Place {
+impl BackingDir {
     /// With a file that has all of its bytes.
-    pub fn new(parent: &Path, size_mib: u64) -> anyhow::Result<Place> {
+    pub fn new(parent: &Path, size_mib: u64) -> anyhow::Result<BackingDir> {
         let directory = TempDir::with_prefix_in("trellis-bench-iscsi-", parent)
             .with_context(|| format!("nothing can be made below {}", parent.display()))?;
         let backing = directory.path().join("backing");
@@ -60,7 +60,7 @@ impl Place {
         file.sync_all()
             .context("the backing file cannot be filled")?;
         let in_memory = filesystem_of(parent).is_some_and(|kind| kind == "tmpfs");
-        Ok(Place {
+        Ok(BackingDir {
             directory,
             backing,
             size_mib,
@@ -115,61 +115,66 @@ impl FromStr for Extra {
 /// Starts all of them, ours first.
 pub fn start_all(
     programs: &Programs,
-    place: &Place,
+    backing_dir: &BackingDir,
     extra: &[Extra],
 ) -> anyhow::Result<Vec<Server>> {
     let mut servers = Vec::new();
     for start in TARGETS {
-        servers.extend(start(programs, place)?);
+        servers.extend(start(programs, backing_dir)?);
     }
     for Extra { name, command } in extra {
         let mut shell = Command::new("sh");
-        shell.args(["-c", command]).env("BACKING", &place.backing);
+        shell
+            .args(["-c", command])
+            .env("BACKING", &backing_dir.backing);
         servers.push(Server::speaking(name, Role::Extra, &mut shell)?);
     }
     Ok(servers)
 }
 
 /// Our own, on the file.
-pub fn ours(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
+pub fn ours(programs: &Programs, backing_dir: &BackingDir) -> anyhow::Result<Option<Server>> {
     let mut command = Command::new(&programs.serve);
     command
-        .args(["127.0.0.1:0", &place.size_mib.to_string()])
-        .arg(&place.backing);
+        .args(["127.0.0.1:0", &backing_dir.size_mib.to_string()])
+        .arg(&backing_dir.backing);
     // A call on a file in memory never waits, so it needs no other thread.
-    command.args(place.in_memory.then_some("inline"));
+    command.args(backing_dir.in_memory.then_some("inline"));
     Server::speaking("trellis", Role::Ours, &mut command).map(Some)
 }
 
 /// Our own protocol with nothing behind it; the same on any backing, so it is shown once.
-fn null(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
-    if !place.in_memory {
+fn null(programs: &Programs, backing_dir: &BackingDir) -> anyhow::Result<Option<Server>> {
+    if !backing_dir.in_memory {
         return Ok(None);
     }
     let mut command = Command::new(&programs.serve);
-    command.args(["127.0.0.1:0", &place.size_mib.to_string(), "null"]);
+    command.args(["127.0.0.1:0", &backing_dir.size_mib.to_string(), "null"]);
     Server::speaking("null (limit)", Role::Limit, &mut command).map(Some)
 }
 
-fn unsummed_copies(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
-    copies::start_unsummed(programs, place).map(Some)
+fn unsummed_copies(
+    programs: &Programs,
+    backing_dir: &BackingDir,
+) -> anyhow::Result<Option<Server>> {
+    copies::start_unsummed(programs, backing_dir).map(Some)
 }
 
-fn three_copies(programs: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
-    copies::start(programs, place).map(Some)
+fn three_copies(programs: &Programs, backing_dir: &BackingDir) -> anyhow::Result<Option<Server>> {
+    copies::start(programs, backing_dir).map(Some)
 }
 
-fn tgt_aio(_: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
-    tgt("tgt aio", "aio", place).map(Some)
+fn tgt_aio(_: &Programs, backing_dir: &BackingDir) -> anyhow::Result<Option<Server>> {
+    tgt("tgt aio", "aio", backing_dir).map(Some)
 }
 
-fn tgt_rdwr(_: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
-    tgt("tgt rdwr", "rdwr", place).map(Some)
+fn tgt_rdwr(_: &Programs, backing_dir: &BackingDir) -> anyhow::Result<Option<Server>> {
+    tgt("tgt rdwr", "rdwr", backing_dir).map(Some)
 }
 
-fn tgt(name: &str, store: &str, place: &Place) -> anyhow::Result<Server> {
+fn tgt(name: &str, store: &str, backing_dir: &BackingDir) -> anyhow::Result<Server> {
     let (port, control) = (free_port()?, TGT_CONTROL.to_string());
-    let socket = place.path(store);
+    let socket = backing_dir.path(store);
     let address = format!("127.0.0.1:{port}");
     let process = Command::new("tgtd")
         .args([
@@ -206,7 +211,7 @@ fn tgt(name: &str, store: &str, place: &Place) -> anyhow::Result<Server> {
         );
         Ok(())
     };
-    let backing = place
+    let backing = backing_dir
         .backing
         .to_str()
         .context("a path of other characters")?;
@@ -238,10 +243,10 @@ fn tgt(name: &str, store: &str, place: &Place) -> anyhow::Result<Server> {
     Ok(server)
 }
 
-fn istgt(_: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
+fn istgt(_: &Programs, backing_dir: &BackingDir) -> anyhow::Result<Option<Server>> {
     let (address, control) = (format!("127.0.0.1:{}", free_port()?), free_port()?);
     let (base, target) = NAME.split_once(':').context("a name with two parts")?;
-    let path = |name| place.path(name).display().to_string();
+    let path = |name| backing_dir.path(name).display().to_string();
     let configuration = format!(
         "[Global]\n NodeBase \"{base}\"\n PidFile {}\n AuthFile {}\n LogFacility \"local7\"\n Timeout 30\n \
          NopInInterval 20\n DiscoveryAuthMethod None\n MaxSessions 16\n MaxConnections 4\n MaxR2T 32\n \
@@ -255,11 +260,11 @@ fn istgt(_: &Programs, place: &Place) -> anyhow::Result<Option<Server>> {
          UseDigest Auto\n UnitType Disk\n QueueDepth 64\n LUN0 Storage {} {}MB\n",
         path("istgt.pid"),
         path("istgt.auth"),
-        place.backing.display(),
-        place.size_mib,
+        backing_dir.backing.display(),
+        backing_dir.size_mib,
     );
-    std::fs::write(place.path("istgt.conf"), configuration).context("no configuration")?;
-    std::fs::write(place.path("istgt.auth"), "").context("no configuration")?;
+    std::fs::write(backing_dir.path("istgt.conf"), configuration).context("no configuration")?;
+    std::fs::write(backing_dir.path("istgt.auth"), "").context("no configuration")?;
     let process: Child = Command::new("istgt")
         .args(["-D", "-c", &path("istgt.conf")])
         .stdout(Stdio::null())

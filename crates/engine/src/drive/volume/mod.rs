@@ -32,12 +32,11 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
-use super::{Address, Credentials, LocalReplica, Trouble};
+use super::{Address, Credentials, Trouble};
 use crate::coordinator::{GrowthHeld, IoOp, Limits, Status, Takeover};
 use crate::drive::lent::{Arena, Slot};
-use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, SnapshotRecord, Term};
+use crate::proto::{Config, Content, Geometry, Lineage, Promise, ReplicaId, Term};
 use crate::replica::{BLOCK, SIZE_MAX};
-use crate::{Error, Result};
 use owner::Owner;
 use requests::{Command, Reply};
 
@@ -158,9 +157,6 @@ pub enum VolumeError {
     /// Replicas that a volume cannot have.
     #[error("a volume has 1 to 5 replicas, a consistency factor among these, and addresses of all")]
     ConfigBad,
-    /// The volume has as many markers as it can have.
-    #[error("the volume has no room for another marker")]
-    MarkersFull,
 }
 
 fn held(reason: GrowthHeld) -> &'static str {
@@ -212,29 +208,8 @@ type Troubles = BTreeMap<ReplicaId, Trouble>;
 type Answer<T> = std::result::Result<T, VolumeError>;
 
 impl Volume {
-    /// Starts a volume whose replicas are served by other processes. Call it inside a tokio runtime, on which it runs.
+    /// Starts a volume, whose replicas are served elsewhere. Call it inside a tokio runtime, on which it runs.
     pub fn start(settings: VolumeSettings) -> Volume {
-        let (volume, owner) = Volume::make(settings, Vec::new());
-        tokio::spawn(owner.run());
-        volume
-    }
-
-    /// Starts a volume with some replicas in this process. It runs on a thread of its own, which writes their disks.
-    pub fn start_local(settings: VolumeSettings, replicas: Vec<LocalReplica>) -> Result<Volume> {
-        let name = format!("volume-{}", settings.volume.simple());
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|source| Error::Thread { source })?;
-        let (volume, owner) = Volume::make(settings, replicas);
-        std::thread::Builder::new()
-            .name(name)
-            .spawn(move || runtime.block_on(owner.run()))
-            .map_err(|source| Error::Thread { source })?;
-        Ok(volume)
-    }
-
-    fn make(settings: VolumeSettings, replicas: Vec<LocalReplica>) -> (Volume, Owner) {
         let (commands_to, commands) = mpsc::channel(COMMANDS_MAX);
         let size = Arc::new(AtomicU64::new(0));
         let arena = Arena::new()
@@ -242,22 +217,17 @@ impl Volume {
                 tracing::debug!("no memory to share with replicas: {error}");
             })
             .ok();
-        let (owner, status, troubles, ended) = Owner::new(
-            settings,
-            replicas,
-            commands,
-            Arc::clone(&size),
-            arena.clone(),
-        );
-        let volume = Volume {
+        let (owner, status, troubles, ended) =
+            Owner::new(settings, commands, Arc::clone(&size), arena.clone());
+        tokio::spawn(owner.run());
+        Volume {
             commands: commands_to,
             arena,
             size,
             status,
             troubles,
             ended,
-        };
-        (volume, owner)
+        }
     }
 
     /// The size that is served; zero until it is known. It never goes down.
@@ -452,11 +422,6 @@ impl Volume {
     /// Sets the addresses of all replicas from now on. Which replicas count stays the same.
     pub async fn reach(&self, addresses: BTreeMap<ReplicaId, Address>) -> Answer<()> {
         self.ask(|reply| Command::Reach { addresses, reply }).await
-    }
-
-    /// Marks the present moment under an id, durably. The same id again is the same marker.
-    pub async fn mark_snapshot(&self, id: Uuid) -> Answer<SnapshotRecord> {
-        self.ask(|reply| Command::Mark { id, reply }).await
     }
 
     /// Starts to compare all copies with their sums and with each other, unless that is already running. The status

@@ -20,11 +20,11 @@ use super::extents;
 use super::peers::{Happened, Peers};
 use super::requests::{Command, Reply, Requests};
 use super::spin::Spin;
-use super::{Ended, LocalReplica, Troubles, VolumeError, VolumeSettings, WhenFull};
+use super::{Ended, Troubles, VolumeError, VolumeSettings, WhenFull};
 use crate::coordinator::{Coordinator, Effect, Event, IoOp, Settings, Status, Takeover};
 use crate::drive::Address;
 use crate::drive::lent::Arena;
-use crate::proto::{Config, Geometry, Promise, ReplicaId, SnapshotRecord, Term, View};
+use crate::proto::{Config, Geometry, Promise, ReplicaId, Term, View};
 
 /// How often the coordinator is told the time: while requests wait, and otherwise.
 const TICK_BUSY: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ const STATUS_EVERY: Duration = Duration::from_millis(100);
 /// Commands that are taken in one turn.
 const COMMANDS_PER_TURN: usize = 256;
 
-/// How often replicas of this process are let go on in one turn.
+/// How often the coordinator goes on in one turn with what it has peeked at.
 const ROUNDS_PER_TURN: usize = 64;
 
 /// How many generations are tried at the start, each above the highest that a replica reported.
@@ -50,12 +50,6 @@ struct Grower {
     to: u64,
     since: Instant,
     reply: Reply<u64>,
-}
-
-/// A caller that waits for a marker.
-struct Marker {
-    since: Instant,
-    replies: Vec<Reply<SnapshotRecord>>,
 }
 
 pub(super) struct Owner {
@@ -80,9 +74,7 @@ pub(super) struct Owner {
     growth: Option<u64>,
     config: Option<Config>,
     growers: Vec<Grower>,
-    markers: BTreeMap<Uuid, Marker>,
-    /// There from the moment that there is a runtime.
-    tick: Option<Pin<Box<Sleep>>>,
+    tick: Pin<Box<Sleep>>,
     tick_at: Instant,
     spin: Spin,
     status_at: Instant,
@@ -115,7 +107,6 @@ fn some_owner() -> u64 {
 impl Owner {
     pub(super) fn new(
         mut settings: VolumeSettings,
-        replicas: Vec<LocalReplica>,
         commands: mpsc::Receiver<Command>,
         size: Arc<AtomicU64>,
         arena: Option<Arc<Arena>>,
@@ -136,7 +127,7 @@ impl Owner {
         let coordinator = coordinator_of(&settings, promise, view.clone());
         let addresses = std::mem::take(&mut settings.addresses);
         let credentials = settings.credentials.clone();
-        let peers = Peers::new(addresses, replicas, credentials, arena);
+        let peers = Peers::new(addresses, credentials, arena);
         let (status, status_seen) = watch::channel(coordinator.status());
         let (troubles, troubles_seen) = watch::channel(Troubles::new());
         let (ended, ended_seen) = watch::channel(None);
@@ -161,8 +152,7 @@ impl Owner {
             growth: None,
             config: None,
             growers: Vec::new(),
-            markers: BTreeMap::new(),
-            tick: None,
+            tick: Box::pin(tokio::time::sleep(Duration::ZERO)),
             tick_at: now,
             spin: Spin::default(),
             status_at: now,
@@ -177,7 +167,6 @@ impl Owner {
     }
 
     pub(super) async fn run(mut self) {
-        self.tick = Some(Box::pin(tokio::time::sleep(Duration::ZERO)));
         let end = std::future::poll_fn(|context| self.turn(context)).await;
         self.peers.end();
         let error = match end {
@@ -199,9 +188,6 @@ impl Owner {
         self.requests.end(error);
         for grower in self.growers {
             grower.reply.give(Err(error));
-        }
-        for reply in self.markers.into_values().flat_map(|it| it.replies) {
-            reply.give(Err(error));
         }
         self.status.send_replace(self.coordinator.status());
     }
@@ -227,7 +213,6 @@ impl Owner {
             if let Some(end) = self.end {
                 return Poll::Ready(end);
             }
-            self.peers.run_here(&mut self.happened);
             // What was peeked at may be answered already, or has to be asked for.
             if self.happened.is_empty() && !has_peeked {
                 break;
@@ -296,7 +281,6 @@ impl Owner {
                 self.reach(&addresses);
                 reply.give(self.reconfigure(from, config));
             }
-            Command::Mark { id, reply } => self.want_marker(id, reply),
             Command::Pieces { range, reply } => {
                 let file_of = |range| self.peers.file_of(self.coordinator.shows(range)?);
                 let size = self.size.load(Ordering::Relaxed);
@@ -315,7 +299,7 @@ impl Owner {
             let of_goal = self.config.as_ref();
             let of_goal = of_goal.is_some_and(|config| config.members.contains(&replica));
             let is_known = addresses.contains_key(&replica) || self.view.contains(replica);
-            if !is_known && !of_goal && !self.peers.is_here(replica) {
+            if !is_known && !of_goal {
                 self.peers.forget(replica);
                 self.take(Event::Forget { replica });
             }
@@ -354,29 +338,12 @@ impl Owner {
         self.take(Event::Grow { to });
     }
 
-    fn want_marker(&mut self, id: Uuid, reply: Reply<SnapshotRecord>) {
-        if let Some(record) = self.coordinator.marker(id) {
-            return reply.give(Ok(record));
-        }
-        let is_new = !self.markers.contains_key(&id);
-        if is_new && self.coordinator.is_serving() && !self.coordinator.has_room_for_marker() {
-            return reply.give(Err(VolumeError::MarkersFull));
-        }
-        let marker = self.markers.entry(id).or_insert_with(|| Marker {
-            since: Instant::now(),
-            replies: Vec::new(),
-        });
-        marker.replies.push(reply);
-        self.take(Event::Snapshot { id });
-    }
-
     /// Tells the coordinator the time, if it is due, and begins connections.
     fn clock(&mut self, context: &mut Context<'_>) {
         let now = Instant::now();
         let busy = !self.requests.is_idle()
             || self.requests.has_resting()
             || !self.growers.is_empty()
-            || !self.markers.is_empty()
             || !self.coordinator.is_serving()
             || self.peers.is_restless();
         if now >= self.tick_at {
@@ -386,10 +353,9 @@ impl Owner {
         } else if busy && self.tick_at > now + TICK_BUSY {
             self.tick_in(now, TICK_BUSY);
         }
-        self.peers.dial(now, &mut self.happened);
+        self.peers.dial(now);
         // One that is over already must be set again, or it would not wake us.
-        let over = |tick: &mut Pin<Box<Sleep>>| tick.as_mut().poll(context).is_ready();
-        if self.tick.as_mut().is_some_and(over) {
+        if self.tick.as_mut().poll(context).is_ready() {
             self.tick_in(now, Duration::ZERO);
             context.waker().wake_by_ref();
         }
@@ -397,9 +363,7 @@ impl Owner {
 
     fn tick_in(&mut self, now: Instant, wait: Duration) {
         self.tick_at = now + wait;
-        if let Some(tick) = &mut self.tick {
-            tick.as_mut().reset(self.tick_at.into());
-        }
+        self.tick.as_mut().reset(self.tick_at.into());
     }
 
     fn give_up(&mut self, now: Instant) {
@@ -411,23 +375,10 @@ impl Owner {
         for id in self.requests.give_up(self.settings.patience, error) {
             self.take(Event::Cancel { id });
         }
-        let late = |since: Instant, limit: Duration| now.duration_since(since) > limit;
-        for grower in self
-            .growers
-            .extract_if(.., |grower| late(grower.since, GROWTH_PATIENCE))
-        {
+        let late = |grower: &mut Grower| now.duration_since(grower.since) > GROWTH_PATIENCE;
+        for grower in self.growers.extract_if(.., late) {
             grower.reply.give(Err(VolumeError::NotReady));
         }
-        let patience = self.settings.patience;
-        self.markers.retain(|_, marker| {
-            let stays = !late(marker.since, patience);
-            if !stays {
-                for reply in marker.replies.drain(..) {
-                    reply.give(Err(VolumeError::NotReady));
-                }
-            }
-            stays
-        });
         if let Some(held) = self.coordinator.growth_held() {
             for grower in self.growers.drain(..) {
                 grower.reply.give(Err(VolumeError::GrowthHeld(held)));
@@ -516,18 +467,8 @@ impl Owner {
                 // What was given up is given up. From now on a quorum decides again.
                 self.settings.takeover = Takeover::Quorum;
                 self.sized(size);
-                for id in self.markers.keys().copied().collect::<Vec<_>>() {
-                    self.take(Event::Snapshot { id });
-                }
             }
             Effect::Resized { size } => self.sized(size),
-            Effect::Marked { snapshot } => {
-                if let Some(marker) = self.markers.remove(&snapshot.id) {
-                    for reply in marker.replies {
-                        reply.give(Ok(snapshot));
-                    }
-                }
-            }
             Effect::ViewChanged { view } => self.viewed(view),
             Effect::Deposed { by } => self.deposed(by),
             Effect::Retake => {}
@@ -637,7 +578,6 @@ fn refuse(command: Command, error: VolumeError) {
         Command::Grow { reply, .. } => reply.give(Err(error)),
         Command::Reach { reply, .. } => reply.give(Err(error)),
         Command::Reconfigure { reply, .. } => reply.give(Err(error)),
-        Command::Mark { reply, .. } => reply.give(Err(error)),
         Command::Pieces { reply, .. } => reply.give(Err(error)),
         Command::Scrub | Command::Stop => {}
     }

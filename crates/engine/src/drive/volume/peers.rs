@@ -12,20 +12,18 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc;
 
-use super::{Address, LocalReplica};
+use super::Address;
 use crate::coordinator::SessionId;
 use crate::drive::buffers::Buffers;
-use crate::drive::core::Wish;
 use crate::drive::dial::{Dialled, dial};
 use crate::drive::lent::Arena;
 use crate::drive::link::{Link, LinkError};
 use crate::drive::reader::Reader;
 use crate::drive::sums::{rotten, slots_of};
 use crate::drive::{Credentials, Failure, Trouble};
-use crate::member;
 use crate::proto::{Answer, Body, Content, Envelope, ReplicaId};
 use crate::replica::NearSums;
-use crate::wire::{Arrival, KNOWS_ALL, KNOWS_CALLS, KNOWS_SUMS, Place as FilePlace};
+use crate::wire::{Arrival, DataFile, KNOWS_ALL, KNOWS_CALLS, KNOWS_SUMS};
 
 /// How long until a lost connection is opened again: at first, and at most. It doubles with every attempt that brings
 /// no message, and a message resets it.
@@ -51,15 +49,8 @@ pub(super) enum Happened {
     Unreachable(ReplicaId),
 }
 
-enum Place {
-    /// In another process.
-    There(Address),
-    /// In this one.
-    Here(Box<LocalReplica>),
-}
-
 struct Peer {
-    place: Place,
+    address: Address,
     session: Option<SessionId>,
     link: Option<Link>,
     /// Its data file, if it is on this machine.
@@ -111,14 +102,13 @@ pub(super) struct Peers {
     buffers: Buffers,
     /// Where the bytes of writes are, for replicas on this machine.
     arena: Option<Arc<Arena>>,
-    wishes: Vec<Wish>,
     jitter: RandomState,
 }
 
 impl Peer {
-    fn new(place: Place) -> Peer {
+    fn new(address: Address) -> Peer {
         Peer {
-            place,
+            address,
             session: None,
             link: None,
             file: None,
@@ -145,20 +135,16 @@ impl Peer {
 impl Peers {
     pub(super) fn new(
         addresses: BTreeMap<ReplicaId, Address>,
-        replicas: Vec<LocalReplica>,
         credentials: Option<Credentials>,
         arena: Option<Arc<Arena>>,
     ) -> Peers {
         let (attempts_to, attempts) = mpsc::unbounded_channel();
         let (found_to, found) = mpsc::unbounded_channel();
-        let there = addresses
-            .into_iter()
-            .map(|(id, address)| (id, Peer::new(Place::There(address))));
-        let here = replicas
-            .into_iter()
-            .map(|replica| (replica.id(), Peer::new(Place::Here(Box::new(replica)))));
+        let peers = addresses.into_iter();
         Peers {
-            peers: there.chain(here).collect(),
+            peers: peers
+                .map(|(id, address)| (id, Peer::new(address)))
+                .collect(),
             credentials,
             session_last: 0,
             attempts,
@@ -167,19 +153,12 @@ impl Peers {
             found_to,
             buffers: Buffers::default(),
             arena,
-            wishes: Vec::new(),
             jitter: RandomState::new(),
         }
     }
 
     pub(super) fn knows(&self, replica: ReplicaId) -> bool {
         self.peers.contains_key(&replica)
-    }
-
-    /// Whether it is in this process.
-    pub(super) fn is_here(&self, replica: ReplicaId) -> bool {
-        let peer = self.peers.get(&replica);
-        peer.is_some_and(|peer| matches!(peer.place, Place::Here(_)))
     }
 
     pub(super) fn ids(&self) -> Vec<ReplicaId> {
@@ -200,16 +179,11 @@ impl Peers {
     /// Takes addresses over. One that has changed is used from now on.
     pub(super) fn learn(&mut self, addresses: &BTreeMap<ReplicaId, Address>) {
         for (id, address) in addresses {
-            match self.peers.get_mut(id).map(|peer| &mut peer.place) {
-                Some(Place::Here(_)) => {}
-                Some(Place::There(known)) if known == address => {}
-                Some(place) => {
-                    // A connection that there is goes on as long as it lasts.
-                    *place = Place::There(address.clone());
-                }
+            match self.peers.get_mut(id) {
+                // A connection that there is goes on as long as it lasts.
+                Some(peer) => peer.address.clone_from(address),
                 None => {
-                    let peer = Peer::new(Place::There(address.clone()));
-                    self.peers.insert(*id, peer);
+                    self.peers.insert(*id, Peer::new(address.clone()));
                 }
             }
         }
@@ -240,17 +214,8 @@ impl Peers {
         if peer.session != Some(session) {
             return None;
         }
-        match (&mut peer.place, &mut peer.link) {
-            (Place::Here(here), _) => {
-                here.take(member::Event::Received { session, envelope });
-                None
-            }
-            (Place::There(_), Some(link)) => match link.send(&envelope) {
-                Ok(()) => None,
-                Err(error) => Some(self.lost(replica, session, &error)),
-            },
-            (Place::There(_), None) => None,
-        }
+        let sent = peer.link.as_mut()?.send(&envelope);
+        sent.err().map(|error| self.lost(replica, session, &error))
     }
 
     fn lost(&mut self, replica: ReplicaId, session: SessionId, error: &LinkError) -> Happened {
@@ -277,9 +242,6 @@ impl Peers {
             link.close();
         }
         peer.file = None;
-        if let Place::Here(here) = &mut peer.place {
-            here.take(member::Event::Closed { session });
-        }
         self.retry(replica);
     }
 
@@ -310,37 +272,27 @@ impl Peers {
     }
 
     /// Begins connections whose time has come.
-    pub(super) fn dial(&mut self, now: Instant, happened: &mut Vec<Happened>) {
+    pub(super) fn dial(&mut self, now: Instant) {
         for (replica, peer) in &mut self.peers {
             let due = peer.retry_at.is_some_and(|at| at <= now);
             if !due || peer.session.is_some() || peer.is_dialling {
                 continue;
             }
             peer.retry_at = None;
-            match &peer.place {
-                Place::Here(_) => {
-                    self.session_last += 1;
-                    peer.session = Some(self.session_last);
-                    happened.push(Happened::Opened(*replica, self.session_last));
-                    happened.push(Happened::Verifies(*replica, self.session_last));
-                }
-                Place::There(address) => {
-                    peer.is_dialling = true;
-                    let (replica, address) = (*replica, address.clone());
-                    let to = self.attempts_to.clone();
-                    let credentials = self.credentials.clone();
-                    tokio::spawn(async move {
-                        let dial = dial(&address, credentials.as_ref());
-                        let dialled = tokio::time::timeout(DIAL_MAX, dial).await;
-                        // The volume may have ended meanwhile.
-                        let _ = to.send(Attempt {
-                            replica,
-                            address,
-                            dialled: dialled.unwrap_or(Err(Failure::Late)),
-                        });
-                    });
-                }
-            }
+            peer.is_dialling = true;
+            let (replica, address) = (*replica, peer.address.clone());
+            let to = self.attempts_to.clone();
+            let credentials = self.credentials.clone();
+            tokio::spawn(async move {
+                let dial = dial(&address, credentials.as_ref());
+                let dialled = tokio::time::timeout(DIAL_MAX, dial).await;
+                // The volume may have ended meanwhile.
+                let _ = to.send(Attempt {
+                    replica,
+                    address,
+                    dialled: dialled.unwrap_or(Err(Failure::Late)),
+                });
+            });
         }
     }
 
@@ -359,11 +311,8 @@ impl Peers {
         }
         let mut again = false;
         let mut lost = Vec::new();
-        let mut places = Vec::new();
+        let mut files = Vec::new();
         for (replica, peer) in &mut self.peers {
-            if let Place::Here(here) = &mut peer.place {
-                here.poll_disk(context);
-            }
             let (Some(session), Some(link)) = (peer.session, &mut peer.link) else {
                 continue;
             };
@@ -378,9 +327,9 @@ impl Peers {
                     }
                     happened.push(Happened::Received(*replica, session, envelope));
                 }
-                Arrival::Place(place) => {
+                Arrival::DataFile(file) => {
                     is_near = true;
-                    places.push((*replica, session, place));
+                    files.push((*replica, session, file));
                 }
                 Arrival::Borrows => borrows = true,
                 Arrival::Knows(bits) => knows = bits,
@@ -415,8 +364,8 @@ impl Peers {
                 }
             }
         }
-        for (replica, session, place) in places {
-            self.look_at(replica, session, place);
+        for (replica, session, file) in files {
+            self.look_at(replica, session, file);
         }
         for (replica, session, error) in lost {
             happened.push(self.lost(replica, session, &error));
@@ -425,18 +374,18 @@ impl Peers {
     }
 
     /// Opens a data file, unless it is another one that has this path here.
-    fn look_at(&self, replica: ReplicaId, session: SessionId, place: FilePlace) {
+    fn look_at(&self, replica: ReplicaId, session: SessionId, told: DataFile) {
         let (to, buffers) = (self.found_to.clone(), self.buffers.clone());
         tokio::task::spawn_blocking(move || {
-            let opened = File::open(&place.path).and_then(|file| {
+            let opened = File::open(&told.path).and_then(|file| {
                 let stat = file.metadata()?;
-                let same = (stat.dev(), stat.ino()) == (place.device, place.inode);
+                let same = (stat.dev(), stat.ino()) == (told.device, told.inode);
                 Ok(same.then_some(file))
             });
             match opened {
                 Ok(Some(file)) => {
                     let reader = Reader::new(&file, buffers);
-                    let sums = NearSums::beside(&place.path);
+                    let sums = NearSums::beside(&told.path);
                     let file = Arc::new(file);
                     // The volume may have ended meanwhile.
                     let _ = to.send(Found {
@@ -447,9 +396,9 @@ impl Peers {
                 }
                 // It is read by messages then.
                 Ok(None) => {
-                    tracing::debug!("{} is another file here", place.path.display());
+                    tracing::debug!("{} is another file here", told.path.display());
                 }
-                Err(error) => tracing::debug!("could not open {}: {error}", place.path.display()),
+                Err(error) => tracing::debug!("could not open {}: {error}", told.path.display()),
             }
         });
     }
@@ -495,7 +444,7 @@ impl Peers {
             return;
         };
         peer.is_dialling = false;
-        let current = matches!(&peer.place, Place::There(address) if *address == attempt.address);
+        let current = peer.address == attempt.address;
         match attempt.dialled {
             Ok(dialled) if current && peer.session.is_none() => {
                 self.session_last += 1;
@@ -524,41 +473,6 @@ impl Peers {
                 }
                 peer.fail(failure);
                 self.retry(replica);
-            }
-        }
-    }
-
-    /// Lets the replicas of this process go on.
-    pub(super) fn run_here(&mut self, happened: &mut Vec<Happened>) {
-        let mut wishes = std::mem::take(&mut self.wishes);
-        let mut closed = Vec::new();
-        for (replica, peer) in &mut self.peers {
-            let Place::Here(here) = &mut peer.place else {
-                continue;
-            };
-            if let Err(error) = here.run(&mut wishes) {
-                // It stays away; what it had is on its disk.
-                tracing::error!(%replica, "{}", crate::drive::in_full(&error));
-                wishes.push(Wish::Restart);
-            }
-            for wish in wishes.drain(..) {
-                match wish {
-                    Wish::Send(session, envelope) if peer.session == Some(session) => {
-                        peer.tries = 0;
-                        happened.push(Happened::Received(*replica, session, envelope));
-                    }
-                    Wish::Send(..) => {}
-                    Wish::Close(session) => closed.push((*replica, session)),
-                    Wish::Restart => closed.extend(peer.session.map(|it| (*replica, it))),
-                }
-            }
-        }
-        self.wishes = wishes;
-        for (replica, session) in closed {
-            let ours = self.peers.get(&replica).and_then(|peer| peer.session);
-            if ours == Some(session) {
-                self.close(replica, session);
-                happened.push(Happened::Closed(replica, session));
             }
         }
     }

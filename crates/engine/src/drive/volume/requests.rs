@@ -15,12 +15,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
-use uuid::Uuid;
 
 use super::extents::Piece;
 use super::{Address, Answer, Compared, VolumeError, WhenFull, count, show};
 use crate::coordinator::{IoError, IoId, IoOp, IoResult};
-use crate::proto::{Config, Content, ReplicaId, SnapshotRecord, overlap};
+use crate::proto::{Config, Content, ReplicaId, overlap};
 
 /// Requests that the owner holds, whether the coordinator has them or not.
 const REQUESTS_MAX: usize = 2048;
@@ -74,10 +73,6 @@ pub(super) enum Command {
         config: Config,
         addresses: BTreeMap<ReplicaId, Address>,
         reply: Reply<()>,
-    },
-    Mark {
-        id: Uuid,
-        reply: Reply<SnapshotRecord>,
     },
     /// Which files show a range of bytes.
     Pieces {

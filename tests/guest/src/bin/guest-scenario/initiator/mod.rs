@@ -20,7 +20,6 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use trellis_api::Bytes;
 use trellis_iscsi::login::Chap;
-use trellis_iscsi::luns::RamLun;
 use trellis_iscsi::{Access, Answer, Lun, Server, ServerConfig};
 use trellis_node::Error;
 use trellis_node::filesystem::{FilesystemKind, Outcome};
@@ -28,6 +27,7 @@ use trellis_node::iscsi::{self, Credentials, Login, Problem, Target};
 use trellis_node::sys::block::{self, DeviceNumber};
 use trellis_node::sys::events::{DeviceChange, DeviceEvent, DeviceEvents};
 use trellis_node::volume;
+use trellis_test_luns::RamLun;
 
 use self::disk::Disk;
 use self::log::KernelLog;

@@ -1,14 +1,16 @@
-//! Volumes for tests and measurements: in memory, in a plain file, and with nothing behind them.
+//! Volumes behind the iSCSI target for tests and measurements: in memory, in a plain file, and with nothing behind
+//! them. No part of Trellis serves one of these.
 
 mod file;
 mod null;
 mod ram;
+mod spare;
 
 pub use file::FileLun;
 pub use null::NullLun;
 pub use ram::RamLun;
 
-use crate::lun::Identity;
+use trellis_iscsi::lun::Identity;
 
 /// An identity made from a name.
 fn identity_of(serial: &str) -> Identity {

@@ -9,14 +9,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 use bytes::{Buf, Bytes};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::{Errno, pread, pwritev};
-
-use super::identity_of;
-use crate::limits::SPAN_BYTES_MIN;
-use crate::lun::{
+use trellis_iscsi::limits::SPAN_BYTES_MIN;
+use trellis_iscsi::lun::{
     Answer, Chunks, Compared, Extent, Identity, Lun, LunError, LunResult, Span, chunks_len,
     first_difference,
 };
-use crate::pool::{PIECE_BYTES, Pool};
+
+use crate::identity_of;
+use crate::spare::{PIECE_BYTES, Spare};
 
 /// A read up to this size has a buffer of its own.
 const SMALL_BYTES_MAX: usize = 16 << 10;
@@ -36,7 +36,7 @@ pub struct FileLun {
 #[derive(Debug)]
 struct Inner {
     file: Arc<File>,
-    pool: Arc<Pool>,
+    spare: Arc<Spare>,
     /// Writers share it; a compare-and-write has it alone.
     alone: RwLock<()>,
 }
@@ -75,7 +75,7 @@ impl FileLun {
             inline,
             inner: Arc::new(Inner {
                 file: Arc::new(file),
-                pool: Arc::default(),
+                spare: Arc::default(),
                 alone: RwLock::new(()),
             }),
         })
@@ -95,13 +95,13 @@ impl FileLun {
 
     fn run<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&Inner) -> LunResult<T> + Send + 'static,
+        call: impl FnOnce(&Inner) -> LunResult<T> + Send + 'static,
     ) -> Answer<T> {
         if self.inline {
-            return Answer::Now(job(&self.inner));
+            return Answer::Now(call(&self.inner));
         }
         let inner = Arc::clone(&self.inner);
-        let handle = tokio::task::spawn_blocking(move || job(&inner));
+        let handle = tokio::task::spawn_blocking(move || call(&inner));
         Answer::later(async move { handle.await.unwrap_or(Err(LunError::NotReady)) })
     }
 }
@@ -117,11 +117,11 @@ impl Inner {
         let mut chunks = Vec::with_capacity(left.div_ceil(PIECE_BYTES));
         while left > 0 {
             let len = left.min(PIECE_BYTES);
-            let mut piece = self.pool.take(len);
+            let mut piece = self.spare.take(len);
             self.fill(piece.room(), offset)?;
             left -= len;
             offset += u64::try_from(len).map_err(|_| LunError::OutOfRange)?;
-            chunks.push(piece.freeze(len));
+            chunks.push(Bytes::from_owner(piece));
         }
         Ok(chunks)
     }

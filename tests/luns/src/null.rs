@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use trellis_iscsi::limits::TRANSFER_BYTES_MAX;
+use trellis_iscsi::lun::{Answer, Chunks, Compared, Extent, Identity, Lun, LunError};
 
-use super::identity_of;
-use crate::limits::TRANSFER_BYTES_MAX;
-use crate::lun::{Answer, Chunks, Compared, Extent, Identity, Lun, LunError};
+use crate::identity_of;
 
 /// A volume that keeps nothing.
 #[derive(Debug)]

@@ -3,16 +3,15 @@
 //! Pages are immutable once written, and writes replace them. So a read hands out the page without a copy.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, Bytes, BytesMut};
-
-use super::identity_of;
-use crate::lun::{
+use trellis_iscsi::lun::{
     Answer, Chunks, Compared, Extent, Identity, Lun, LunError, chunks_len, first_difference,
 };
-use crate::portal::lock;
+
+use crate::identity_of;
 
 const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;
@@ -29,7 +28,7 @@ pub struct RamLun {
     physical_block_size: u32,
     size: AtomicU64,
     read_only: AtomicBool,
-    tables: Mutex<HashMap<u64, Vec<Option<Bytes>>>>,
+    tables: Mutex<Tables>,
 }
 
 /// A part of a page.
@@ -87,6 +86,10 @@ impl RamLun {
     /// Let it be written to, or not.
     pub fn set_read_only(&self, read_only: bool) {
         self.read_only.store(read_only, Ordering::SeqCst);
+    }
+
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn checked(&self, offset: u64, len: u64) -> Result<(), LunError> {
@@ -187,7 +190,7 @@ impl Lun for RamLun {
         let len = u64::from(len);
         Answer::Now(
             self.checked(offset, len)
-                .map(|()| read(&lock(&self.tables), offset, len)),
+                .map(|()| read(&self.tables(), offset, len)),
         )
     }
 
@@ -195,7 +198,7 @@ impl Lun for RamLun {
         let len = u64::try_from(chunks_len(&data)).unwrap_or(u64::MAX);
         Answer::Now(
             self.checked(offset, len)
-                .map(|()| write(&mut lock(&self.tables), offset, data)),
+                .map(|()| write(&mut self.tables(), offset, data)),
         )
     }
 
@@ -203,7 +206,7 @@ impl Lun for RamLun {
         if let Err(error) = self.checked(offset, len) {
             return Answer::Now(Err(error));
         }
-        let mut tables = lock(&self.tables);
+        let mut tables = self.tables();
         let first_table = offset / (TABLE * PAGE);
         let last_table = (offset + len) / (TABLE * PAGE);
         // Only what is there is visited: a range may be much larger than its data.
@@ -237,7 +240,7 @@ impl Lun for RamLun {
         if let Err(error) = self.checked(offset, len) {
             return Answer::Now(Err(error));
         }
-        let mut tables = lock(&self.tables);
+        let mut tables = self.tables();
         let found = read(&tables, offset, len);
         match first_difference(&found, &compare) {
             Some(at) => Answer::Now(Ok(Compared::Differs { at })),
@@ -252,7 +255,7 @@ impl Lun for RamLun {
         if let Err(error) = self.checked(offset, len) {
             return Answer::Now(Err(error));
         }
-        let tables = lock(&self.tables);
+        let tables = self.tables();
         let mut extents: Vec<Extent> = Vec::new();
         let (mut at, end) = (offset, offset + len);
         while at < end {

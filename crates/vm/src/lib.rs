@@ -10,6 +10,8 @@
 
 mod digest;
 pub mod flex;
+pub mod medium;
 pub mod names;
+pub mod qcow2;
 
 pub use digest::{DigestError, ImageDigest};

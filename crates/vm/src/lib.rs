@@ -13,5 +13,6 @@ pub mod flex;
 pub mod medium;
 pub mod names;
 pub mod qcow2;
+pub mod root;
 
 pub use digest::{DigestError, ImageDigest};

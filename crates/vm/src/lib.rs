@@ -14,5 +14,6 @@ pub mod medium;
 pub mod names;
 pub mod qcow2;
 pub mod root;
+pub mod seed;
 
 pub use digest::{DigestError, ImageDigest};

@@ -312,13 +312,7 @@ fn a_table_that_points_nowhere_is_an_error_and_not_zeros() {
     let mut entry = [0; 8];
     image.read(&mut entry, header.l1_offset).unwrap();
     let l2 = usize::try_from(u64::from_be_bytes(entry) & 0x00ff_ffff_ffff_fe00).unwrap();
-    for word in [
-        1u64 << 40,
-        0x200,
-        1 << 62,
-        (1 << 62) | (1 << 30),
-        !1,
-    ] {
+    for word in [1u64 << 40, 0x200, 1 << 62, (1 << 62) | (1 << 30), !1] {
         let found = read_all(&put(&image, l2, &word.to_be_bytes()));
         assert!(
             matches!(found, Err(Qcow2Error::Damaged { .. })),

@@ -145,7 +145,7 @@ steps! {
     RootReady = "root-ready",
     /// A VM's image: all of it has arrived and is durable, without the name by which it is found.
     ImageReceived = "image-received",
-    /// A VM's image: it can be found by its digest, and nothing says yet what it was fetched as.
+    /// A VM's image: it can be found by its digest and by its reference.
     ImageStored = "image-stored",
     /// A VM's image: an unused one is gone.
     ImageRemoved = "image-removed",

@@ -10,6 +10,7 @@
 
 mod digest;
 pub mod flex;
+pub mod image;
 pub mod medium;
 pub mod names;
 pub mod qcow2;

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use rustix::process::{Signal, getpid, kill_process};
 use trellis_api::step::{self, Step};
 
+use trellis_vm::image::ImageFormat;
 use trellis_vm::root::{
-    ChangedImage, DATA_OFFSET, ImageFormat, PreparedRoot, RootError, RootImage, RootOutcome,
-    RootRules, prepare,
+    ChangedImage, DATA_OFFSET, PreparedRoot, RootError, RootImage, RootOutcome, RootRules, prepare,
 };
 use trellis_vm::{ImageDigest, medium::BytesAt};
 

@@ -37,6 +37,7 @@ use trellis_api::step::{Step, reached};
 use uuid::Uuid;
 
 use crate::ImageDigest;
+use crate::image::ImageFormat;
 use crate::medium::{BytesAt, Medium, is_zero};
 use crate::qcow2::{Qcow2Error, Qcow2Image, Run};
 
@@ -101,15 +102,6 @@ pub struct RootImage<'a> {
     pub file: &'a dyn BytesAt,
     /// How the file holds the disk.
     pub format: ImageFormat,
-}
-
-/// How a file holds a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ImageFormat {
-    /// The bytes of the disk, one by one.
-    Raw,
-    /// QEMU's format.
-    Qcow2,
 }
 
 /// How far a copy is.

@@ -1,0 +1,618 @@
+//! Images of VMs, kept by the digest of their files.
+//!
+//! ```text
+//!   partial/KEY         a download that has not ended, and KEY.json, what its server said
+//!        │  complete, synced, checked
+//!        ▼
+//!   sha256/DIGEST       an image; it never changes
+//!        ▲
+//!   names/KEY.json      what a reference was when it was fetched last (KEY is the reference's hash)
+//! ```
+//!
+//! Invariant: a file that has a digest for its name has that digest, durably. A death leaves a download, which the next
+//! one goes on with, or an image that is found.
+//!
+//! Several who ask for one reference wait for one download, which runs on if they go. A cache belongs to one process.
+
+mod detect;
+mod error;
+mod fetch;
+mod partial;
+mod reference;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{FlockOperation, flock};
+use rustls::pki_types::CertificateDer;
+use rustls::{ClientConfig, RootCertStore};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use trellis_api::Bytes;
+use trellis_api::step::{Step, reached};
+
+use crate::ImageDigest;
+use crate::medium::BytesAt;
+use fetch::{Fetched, Fetcher, Wanted};
+use partial::{Partial, note_of};
+
+pub use error::ImageError;
+pub use fetch::{ATTEMPTS_MAX, REDIRECTS_MAX};
+pub use reference::{ImagePlace, ImageReference};
+
+const IMAGES: &str = "sha256";
+const NAMES: &str = "names";
+const PARTIAL: &str = "partial";
+const LOCK: &str = "lock";
+const IMAGE_MODE: u32 = 0o400;
+const PIECE_BYTES: usize = 1 << 20;
+
+/// How a file holds a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// The bytes of the disk, one by one.
+    Raw,
+    /// QEMU's format.
+    Qcow2,
+}
+
+/// When an image is fetched: `imagePullPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullPolicy {
+    /// Asks the server whether there is another one.
+    Always,
+    /// Only if it is not here.
+    IfNotPresent,
+    /// Not at all.
+    Never,
+}
+
+/// What a node allows, and how long it waits.
+#[derive(Clone, Debug)]
+pub struct ImageSettings {
+    /// The largest image.
+    pub size_max: Bytes,
+    /// How long a server may send nothing.
+    pub stall: Duration,
+    /// The pause before the first further try; each one doubles it.
+    pub pause: Duration,
+    /// Whether images without a digest may come without TLS.
+    pub plain_http: bool,
+    /// Directories of the node whose files may be images. None by default: a pod that could name any file could read it.
+    pub local_directories: Vec<PathBuf>,
+    /// Authorities besides those that the system knows.
+    pub extra_roots: Vec<CertificateDer<'static>>,
+}
+
+impl Default for ImageSettings {
+    fn default() -> Self {
+        ImageSettings {
+            size_max: Bytes::gib(256),
+            stall: Duration::from_secs(30),
+            pause: Duration::from_millis(500),
+            plain_http: false,
+            local_directories: Vec::new(),
+            extra_roots: Vec::new(),
+        }
+    }
+}
+
+/// How far a download is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DownloadProgress {
+    /// How many bytes are here.
+    pub received: u64,
+    /// How many there are, if the server said so.
+    pub of: Option<u64>,
+}
+
+/// An image that is here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredImage {
+    /// Its digest.
+    pub digest: ImageDigest,
+    /// Its file.
+    pub path: PathBuf,
+    /// How the file holds the disk.
+    pub format: ImageFormat,
+    /// The size of the disk.
+    pub virtual_size: Bytes,
+}
+
+/// What was removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// The images.
+    pub images: Vec<ImageDigest>,
+    /// The bytes of their files, and of downloads that nobody went on with.
+    pub bytes: u64,
+}
+
+/// What a reference was when it was fetched last.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Named {
+    reference: String,
+    digest: String,
+    etag: Option<String>,
+}
+
+#[derive(Clone)]
+enum Flight {
+    Running(DownloadProgress),
+    Done(Result<StoredImage, ImageError>),
+}
+
+/// The images of a node.
+#[derive(Clone)]
+pub struct ImageCache(Arc<Inner>);
+
+struct Inner {
+    directory: PathBuf,
+    settings: ImageSettings,
+    tls: Option<Arc<ClientConfig>>,
+    flights: Mutex<HashMap<String, watch::Receiver<Flight>>>,
+    /// Held as long as the process uses the cache.
+    _lock: File,
+}
+
+impl ImageCache {
+    /// Opens the images in a directory, which is made if it is not there.
+    pub fn open(directory: &Path, settings: ImageSettings) -> Result<ImageCache, ImageError> {
+        for part in [IMAGES, NAMES, PARTIAL] {
+            let path = directory.join(part);
+            trellis_files::make_private_directory(&path)
+                .map_err(|error| path_error(&path, error))?;
+        }
+        let path = directory.join(LOCK);
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path);
+        let lock = lock.map_err(|error| path_error(&path, error))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| ImageError::InUse {
+            directory: directory.to_owned(),
+        })?;
+        Ok(ImageCache(Arc::new(Inner {
+            directory: directory.to_owned(),
+            tls: tls(&settings.extra_roots),
+            settings,
+            flights: Mutex::default(),
+            _lock: lock,
+        })))
+    }
+
+    /// The image that a reference names, fetched if the policy says so. `progress` is called as bytes arrive.
+    pub async fn get(
+        &self,
+        reference: &ImageReference,
+        policy: PullPolicy,
+        progress: &mut (dyn FnMut(DownloadProgress) + Send),
+    ) -> Result<StoredImage, ImageError> {
+        // An image that must have a digest cannot have changed.
+        if policy != PullPolicy::Always || reference.digest.is_some() {
+            let found = self.blocking({
+                let reference = reference.clone();
+                move |inner| inner.find(&reference)
+            });
+            if let Some(found) = found.await? {
+                return Ok(found);
+            }
+        }
+        if policy == PullPolicy::Never {
+            let reference = reference.as_str().to_owned();
+            return Err(ImageError::NotPresent { reference });
+        }
+        let mut flight = self.join(reference);
+        loop {
+            let state = flight.borrow_and_update().clone();
+            match state {
+                Flight::Running(so_far) => progress(so_far),
+                Flight::Done(result) => return result,
+            }
+            if flight.changed().await.is_err() {
+                let reference = reference.as_str().to_owned();
+                return Err(ImageError::Interrupted { reference });
+            }
+        }
+    }
+
+    /// Removes images that nobody keeps, and downloads that nobody went on with, if they were not used for so long.
+    pub async fn collect(
+        &self,
+        keep: BTreeSet<ImageDigest>,
+        unused_for: Duration,
+    ) -> Result<Collected, ImageError> {
+        self.blocking(move |inner| inner.collect(&keep, unused_for))
+            .await
+    }
+
+    /// The download of a reference: the one that runs, or a new one.
+    fn join(&self, reference: &ImageReference) -> watch::Receiver<Flight> {
+        let key = key_of(reference);
+        let mut flights = self
+            .0
+            .flights
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(flight) = flights.get(&key) {
+            return flight.clone();
+        }
+        let (sender, receiver) = watch::channel(Flight::Running(DownloadProgress::default()));
+        flights.insert(key.clone(), receiver.clone());
+        let (cache, reference) = (self.clone(), reference.clone());
+        tokio::spawn(async move {
+            let landing = Landing {
+                cache: &cache,
+                key: &key,
+            };
+            let result = cache.bring(&reference, &sender).await;
+            drop(landing);
+            sender.send_replace(Flight::Done(result));
+        });
+        receiver
+    }
+
+    async fn bring(
+        &self,
+        reference: &ImageReference,
+        sender: &watch::Sender<Flight>,
+    ) -> Result<StoredImage, ImageError> {
+        let progress = |so_far| {
+            sender.send_replace(Flight::Running(so_far));
+        };
+        let url = match &reference.place {
+            ImagePlace::Web(url) => url.clone(),
+            ImagePlace::File(path) => {
+                let (path, reference) = (path.clone(), reference.clone());
+                return self
+                    .blocking(move |inner| inner.take_file(&path, &reference))
+                    .await;
+            }
+        };
+        let (mut partial, known) = self
+            .blocking({
+                let reference = reference.clone();
+                move |inner| inner.start(&reference)
+            })
+            .await
+            .map(|(partial, known)| (Some(partial), known))?;
+        let fetcher = Fetcher {
+            settings: &self.0.settings,
+            tls: self.0.tls.as_ref(),
+        };
+        let wanted = Wanted {
+            reference: reference.as_str(),
+            url: &url,
+            is_pinned: reference.digest.is_some(),
+            known: known.as_ref().and_then(|(_, etag)| etag.as_deref()),
+        };
+        let fetched = fetcher.fetch(&wanted, &mut partial, &progress).await;
+        let etag = match (fetched, known) {
+            (Ok(Fetched::Complete { etag }), _) => etag,
+            (Ok(Fetched::Unchanged), Some((image, _))) => {
+                partial.inspect(Partial::discard);
+                return Ok(image);
+            }
+            (Ok(Fetched::Unchanged), None) => {
+                let (url, what) = (url.to_string(), "status");
+                return Err(ImageError::BadAnswer { url, what });
+            }
+            (Err(error), _) => {
+                // What was interrupted is gone on with; what was refused is not.
+                let refused = partial.filter(|_| !error.is_passing());
+                refused.inspect(Partial::discard);
+                return Err(error);
+            }
+        };
+        let reference = reference.clone();
+        self.blocking(move |inner| match partial {
+            Some(partial) => inner.store(&partial, &reference, etag),
+            None => Err(ImageError::Interrupted {
+                reference: reference.as_str().to_owned(),
+            }),
+        })
+        .await
+    }
+
+    /// Does something that waits for the disk.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Inner) -> Result<T, ImageError> + Send + 'static,
+    ) -> Result<T, ImageError> {
+        let inner = Arc::clone(&self.0);
+        let done = spawn_blocking(move || work(&inner)).await;
+        done.map_err(|error| path_error(&self.0.directory, io::Error::other(error)))?
+    }
+}
+
+/// Takes a download off the list when it ends, however it does.
+struct Landing<'a> {
+    cache: &'a ImageCache,
+    key: &'a str,
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        let mut flights = self
+            .cache
+            .0
+            .flights
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        flights.remove(self.key);
+    }
+}
+
+impl Inner {
+    fn image_path(&self, digest: &ImageDigest) -> PathBuf {
+        self.directory.join(IMAGES).join(digest.hex())
+    }
+
+    fn name_path(&self, reference: &ImageReference) -> PathBuf {
+        self.directory
+            .join(NAMES)
+            .join(format!("{}.json", key_of(reference)))
+    }
+
+    fn partial_path(&self, reference: &ImageReference) -> PathBuf {
+        self.directory.join(PARTIAL).join(key_of(reference))
+    }
+
+    fn find(&self, reference: &ImageReference) -> Result<Option<StoredImage>, ImageError> {
+        let named = || {
+            self.named(&self.name_path(reference))
+                .map(|(digest, _)| digest)
+        };
+        let digest = reference.digest.or_else(named);
+        digest.map_or(Ok(None), |digest| self.look(digest, reference.as_str()))
+    }
+
+    /// What a reference was. A file that cannot be read says nothing.
+    fn named(&self, path: &Path) -> Option<(ImageDigest, Option<String>)> {
+        let named: Named = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        Some((named.digest.parse().ok()?, named.etag))
+    }
+
+    /// An image that is here. It counts as used now.
+    fn look(
+        &self,
+        digest: ImageDigest,
+        reference: &str,
+    ) -> Result<Option<StoredImage>, ImageError> {
+        let path = self.image_path(&digest);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(path_error(&path, error)),
+        };
+        let used = file.set_modified(SystemTime::now());
+        used.map_err(|error| path_error(&path, error))?;
+        let (format, virtual_size) = detect::detect(&file, &path, reference)?;
+        Ok(Some(StoredImage {
+            digest,
+            path,
+            format,
+            virtual_size,
+        }))
+    }
+
+    /// The download to go on with, and the image that the reference was, with its tag.
+    #[allow(clippy::type_complexity)]
+    fn start(
+        &self,
+        reference: &ImageReference,
+    ) -> Result<(Partial, Option<(StoredImage, Option<String>)>), ImageError> {
+        let partial = Partial::open(&self.partial_path(reference))?;
+        let named = self.named(&self.name_path(reference));
+        let known = match named {
+            Some((digest, etag)) => self
+                .look(digest, reference.as_str())?
+                .map(|image| (image, etag)),
+            None => None,
+        };
+        Ok((partial, known))
+    }
+
+    /// Gives a whole file the name that it has by its digest.
+    fn store(
+        &self,
+        partial: &Partial,
+        reference: &ImageReference,
+        etag: Option<String>,
+    ) -> Result<StoredImage, ImageError> {
+        let image = self.check(partial, reference).inspect_err(|_| {
+            // Its bytes will not become better.
+            partial.discard();
+        })?;
+        reached(Step::ImageReceived);
+        let named = Named {
+            reference: reference.as_str().to_owned(),
+            digest: image.digest.to_string(),
+            etag,
+        };
+        // The reference comes first: a digest that is not here yet says nothing, and the whole download is found again.
+        let name = self.name_path(reference);
+        let text = serde_json::to_vec(&named).map_err(|error| path_error(&name, error.into()))?;
+        trellis_files::replace(&name, &text).map_err(|error| path_error(&name, error))?;
+        let placed = fs::rename(&partial.path, &image.path).and_then(|()| {
+            fs::set_permissions(&image.path, Permissions::from_mode(IMAGE_MODE))?;
+            File::open(self.directory.join(IMAGES))?.sync_all()
+        });
+        placed.map_err(|error| path_error(&image.path, error))?;
+        reached(Step::ImageStored);
+        let note = note_of(&partial.path);
+        trellis_files::remove(&note).map_err(|error| path_error(&note, error))?;
+        Ok(image)
+    }
+
+    /// Makes a file durable, and says what image it is.
+    fn check(
+        &self,
+        partial: &Partial,
+        reference: &ImageReference,
+    ) -> Result<StoredImage, ImageError> {
+        let (file, digest) = partial.finish()?;
+        if let Some(wanted) = reference.digest.filter(|wanted| *wanted != digest) {
+            return Err(ImageError::OtherDigest {
+                reference: reference.as_str().to_owned(),
+                found: digest,
+                wanted,
+            });
+        }
+        let (format, virtual_size) = detect::detect(file, &partial.path, reference.as_str())?;
+        let path = self.image_path(&digest);
+        Ok(StoredImage {
+            digest,
+            path,
+            format,
+            virtual_size,
+        })
+    }
+
+    /// Copies a file of the node, if the node lends it out.
+    fn take_file(
+        &self,
+        path: &Path,
+        reference: &ImageReference,
+    ) -> Result<StoredImage, ImageError> {
+        let failed = |error| path_error(path, error);
+        let real = fs::canonicalize(path).map_err(failed)?;
+        let lent = self
+            .settings
+            .local_directories
+            .iter()
+            .filter_map(|directory| fs::canonicalize(directory).ok());
+        if !lent
+            .into_iter()
+            .any(|directory| real.starts_with(directory))
+        {
+            let path = path.to_owned();
+            return Err(ImageError::NotLent { path });
+        }
+        let file = File::open(&real).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            let path = path.to_owned();
+            return Err(ImageError::NotLent { path });
+        }
+        let mut partial = Partial::open(&self.partial_path(reference))?;
+        partial.begin(None, None)?;
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            let count = BytesAt::read(&file, &mut piece, partial.received).map_err(failed)?;
+            if count == 0 {
+                break;
+            }
+            partial.append(&piece[..count])?;
+            if partial.received > self.settings.size_max.get() {
+                partial.discard();
+                return Err(ImageError::TooLarge {
+                    reference: reference.as_str().to_owned(),
+                    max: self.settings.size_max,
+                });
+            }
+        }
+        self.store(&partial, reference, None)
+    }
+
+    fn collect(
+        &self,
+        keep: &BTreeSet<ImageDigest>,
+        unused_for: Duration,
+    ) -> Result<Collected, ImageError> {
+        let mut collected = Collected::default();
+        let is_old = |path: &Path| {
+            let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
+            // A time in the future is none that passed.
+            modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age >= unused_for))
+        };
+        for path in entries(&self.directory.join(IMAGES))? {
+            let name = path.file_name().and_then(|name| name.to_str());
+            let Some(digest) = name.and_then(ImageDigest::from_hex) else {
+                continue;
+            };
+            if !keep.contains(&digest) && is_old(&path) {
+                collected.bytes += remove(&path)?;
+                reached(Step::ImageRemoved);
+                collected.images.push(digest);
+            }
+        }
+        for path in entries(&self.directory.join(NAMES))? {
+            let named = self.named(&path);
+            let is_here = named.is_some_and(|(digest, _)| self.image_path(&digest).exists());
+            if !is_here && is_old(&path) {
+                remove(&path)?;
+            }
+        }
+        let running: BTreeSet<String> = {
+            let flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+            flights.keys().cloned().collect()
+        };
+        for path in entries(&self.directory.join(PARTIAL))? {
+            let key = path
+                .file_stem()
+                .map(|stem| stem.to_string_lossy().into_owned());
+            let runs = key.is_some_and(|key| running.contains(&key));
+            if !runs && is_old(&path) {
+                collected.bytes += remove(&path)?;
+            }
+        }
+        Ok(collected)
+    }
+}
+
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let failed = |error| path_error(directory, error);
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        paths.push(entry.map_err(failed)?.path());
+    }
+    Ok(paths)
+}
+
+/// Removes a file, and says how long it was.
+fn remove(path: &Path) -> Result<u64, ImageError> {
+    let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
+    trellis_files::remove(path).map_err(|error| path_error(path, error))?;
+    Ok(bytes)
+}
+
+/// A name for files about a reference.
+fn key_of(reference: &ImageReference) -> String {
+    let hash: [u8; 32] = Sha256::digest(reference.as_str().as_bytes()).into();
+    ImageDigest::new(hash).hex()
+}
+
+/// Checks servers by the authorities that the system knows, and the given ones. None, if there are none.
+fn tls(extra: &[CertificateDer<'static>]) -> Option<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    // Those that cannot be read are left out; a server that needs them is refused.
+    let known = rustls_native_certs::load_native_certs().certs;
+    roots.add_parsable_certificates(known.into_iter().chain(extra.iter().cloned()));
+    if roots.is_empty() {
+        return None;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    Some(Arc::new(
+        config
+            .ok()?
+            .with_root_certificates(roots)
+            .with_no_client_auth(),
+    ))
+}
+
+fn path_error(path: &Path, error: io::Error) -> ImageError {
+    ImageError::Path {
+        path: path.to_owned(),
+        source: Arc::new(error),
+    }
+}

@@ -19,29 +19,26 @@ mod error;
 mod fetch;
 mod partial;
 mod reference;
+mod store;
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, File, Permissions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, RootCertStore};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use trellis_api::Bytes;
-use trellis_api::step::{Step, reached};
 
 use crate::ImageDigest;
-use crate::medium::BytesAt;
 use fetch::{Fetched, Fetcher, Wanted};
-use partial::{Partial, note_of};
+use partial::Partial;
 
 pub use error::ImageError;
 pub use fetch::{ATTEMPTS_MAX, REDIRECTS_MAX};
@@ -51,8 +48,6 @@ const IMAGES: &str = "sha256";
 const NAMES: &str = "names";
 const PARTIAL: &str = "partial";
 const LOCK: &str = "lock";
-const IMAGE_MODE: u32 = 0o400;
-const PIECE_BYTES: usize = 1 << 20;
 
 /// How a file holds a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,14 +128,6 @@ pub struct Collected {
     pub images: Vec<ImageDigest>,
     /// The bytes of their files, and of downloads that nobody went on with.
     pub bytes: u64,
-}
-
-/// What a reference was when it was fetched last.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Named {
-    reference: String,
-    digest: String,
-    etag: Option<String>,
 }
 
 #[derive(Clone)]
@@ -349,239 +336,6 @@ impl Drop for Landing<'_> {
             .unwrap_or_else(PoisonError::into_inner);
         flights.remove(self.key);
     }
-}
-
-impl Inner {
-    fn image_path(&self, digest: &ImageDigest) -> PathBuf {
-        self.directory.join(IMAGES).join(digest.hex())
-    }
-
-    fn name_path(&self, reference: &ImageReference) -> PathBuf {
-        self.directory
-            .join(NAMES)
-            .join(format!("{}.json", key_of(reference)))
-    }
-
-    fn partial_path(&self, reference: &ImageReference) -> PathBuf {
-        self.directory.join(PARTIAL).join(key_of(reference))
-    }
-
-    fn find(&self, reference: &ImageReference) -> Result<Option<StoredImage>, ImageError> {
-        let named = || {
-            self.named(&self.name_path(reference))
-                .map(|(digest, _)| digest)
-        };
-        let digest = reference.digest.or_else(named);
-        digest.map_or(Ok(None), |digest| self.look(digest, reference.as_str()))
-    }
-
-    /// What a reference was. A file that cannot be read says nothing.
-    fn named(&self, path: &Path) -> Option<(ImageDigest, Option<String>)> {
-        let named: Named = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        Some((named.digest.parse().ok()?, named.etag))
-    }
-
-    /// An image that is here. It counts as used now.
-    fn look(
-        &self,
-        digest: ImageDigest,
-        reference: &str,
-    ) -> Result<Option<StoredImage>, ImageError> {
-        let path = self.image_path(&digest);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(path_error(&path, error)),
-        };
-        let used = file.set_modified(SystemTime::now());
-        used.map_err(|error| path_error(&path, error))?;
-        let (format, virtual_size) = detect::detect(&file, &path, reference)?;
-        Ok(Some(StoredImage {
-            digest,
-            path,
-            format,
-            virtual_size,
-        }))
-    }
-
-    /// The download to go on with, and the image that the reference was, with its tag.
-    #[allow(clippy::type_complexity)]
-    fn start(
-        &self,
-        reference: &ImageReference,
-    ) -> Result<(Partial, Option<(StoredImage, Option<String>)>), ImageError> {
-        let partial = Partial::open(&self.partial_path(reference))?;
-        let named = self.named(&self.name_path(reference));
-        let known = match named {
-            Some((digest, etag)) => self
-                .look(digest, reference.as_str())?
-                .map(|image| (image, etag)),
-            None => None,
-        };
-        Ok((partial, known))
-    }
-
-    /// Gives a whole file the name that it has by its digest.
-    fn store(
-        &self,
-        partial: &Partial,
-        reference: &ImageReference,
-        etag: Option<String>,
-    ) -> Result<StoredImage, ImageError> {
-        let image = self.check(partial, reference).inspect_err(|_| {
-            // Its bytes will not become better.
-            partial.discard();
-        })?;
-        reached(Step::ImageReceived);
-        let named = Named {
-            reference: reference.as_str().to_owned(),
-            digest: image.digest.to_string(),
-            etag,
-        };
-        // The reference comes first: a digest that is not here yet says nothing, and the whole download is found again.
-        let name = self.name_path(reference);
-        let text = serde_json::to_vec(&named).map_err(|error| path_error(&name, error.into()))?;
-        trellis_files::replace(&name, &text).map_err(|error| path_error(&name, error))?;
-        let placed = fs::rename(&partial.path, &image.path).and_then(|()| {
-            fs::set_permissions(&image.path, Permissions::from_mode(IMAGE_MODE))?;
-            File::open(self.directory.join(IMAGES))?.sync_all()
-        });
-        placed.map_err(|error| path_error(&image.path, error))?;
-        reached(Step::ImageStored);
-        let note = note_of(&partial.path);
-        trellis_files::remove(&note).map_err(|error| path_error(&note, error))?;
-        Ok(image)
-    }
-
-    /// Makes a file durable, and says what image it is.
-    fn check(
-        &self,
-        partial: &Partial,
-        reference: &ImageReference,
-    ) -> Result<StoredImage, ImageError> {
-        let (file, digest) = partial.finish()?;
-        if let Some(wanted) = reference.digest.filter(|wanted| *wanted != digest) {
-            return Err(ImageError::OtherDigest {
-                reference: reference.as_str().to_owned(),
-                found: digest,
-                wanted,
-            });
-        }
-        let (format, virtual_size) = detect::detect(file, &partial.path, reference.as_str())?;
-        let path = self.image_path(&digest);
-        Ok(StoredImage {
-            digest,
-            path,
-            format,
-            virtual_size,
-        })
-    }
-
-    /// Copies a file of the node, if the node lends it out.
-    fn take_file(
-        &self,
-        path: &Path,
-        reference: &ImageReference,
-    ) -> Result<StoredImage, ImageError> {
-        let failed = |error| path_error(path, error);
-        let real = fs::canonicalize(path).map_err(failed)?;
-        let lent = self
-            .settings
-            .local_directories
-            .iter()
-            .filter_map(|directory| fs::canonicalize(directory).ok());
-        if !lent
-            .into_iter()
-            .any(|directory| real.starts_with(directory))
-        {
-            let path = path.to_owned();
-            return Err(ImageError::NotLent { path });
-        }
-        let file = File::open(&real).map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
-            let path = path.to_owned();
-            return Err(ImageError::NotLent { path });
-        }
-        let mut partial = Partial::open(&self.partial_path(reference))?;
-        partial.begin(None, None)?;
-        let mut piece = vec![0; PIECE_BYTES];
-        loop {
-            let count = BytesAt::read(&file, &mut piece, partial.received).map_err(failed)?;
-            if count == 0 {
-                break;
-            }
-            partial.append(&piece[..count])?;
-            if partial.received > self.settings.size_max.get() {
-                partial.discard();
-                return Err(ImageError::TooLarge {
-                    reference: reference.as_str().to_owned(),
-                    max: self.settings.size_max,
-                });
-            }
-        }
-        self.store(&partial, reference, None)
-    }
-
-    fn collect(
-        &self,
-        keep: &BTreeSet<ImageDigest>,
-        unused_for: Duration,
-    ) -> Result<Collected, ImageError> {
-        let mut collected = Collected::default();
-        let is_old = |path: &Path| {
-            let modified = fs::metadata(path).and_then(|metadata| metadata.modified());
-            // A time in the future is none that passed.
-            modified.is_ok_and(|time| time.elapsed().is_ok_and(|age| age >= unused_for))
-        };
-        for path in entries(&self.directory.join(IMAGES))? {
-            let name = path.file_name().and_then(|name| name.to_str());
-            let Some(digest) = name.and_then(ImageDigest::from_hex) else {
-                continue;
-            };
-            if !keep.contains(&digest) && is_old(&path) {
-                collected.bytes += remove(&path)?;
-                reached(Step::ImageRemoved);
-                collected.images.push(digest);
-            }
-        }
-        for path in entries(&self.directory.join(NAMES))? {
-            let named = self.named(&path);
-            let is_here = named.is_some_and(|(digest, _)| self.image_path(&digest).exists());
-            if !is_here && is_old(&path) {
-                remove(&path)?;
-            }
-        }
-        let running: BTreeSet<String> = {
-            let flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
-            flights.keys().cloned().collect()
-        };
-        for path in entries(&self.directory.join(PARTIAL))? {
-            let key = path
-                .file_stem()
-                .map(|stem| stem.to_string_lossy().into_owned());
-            let runs = key.is_some_and(|key| running.contains(&key));
-            if !runs && is_old(&path) {
-                collected.bytes += remove(&path)?;
-            }
-        }
-        Ok(collected)
-    }
-}
-
-fn entries(directory: &Path) -> Result<Vec<PathBuf>, ImageError> {
-    let failed = |error| path_error(directory, error);
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        paths.push(entry.map_err(failed)?.path());
-    }
-    Ok(paths)
-}
-
-/// Removes a file, and says how long it was.
-fn remove(path: &Path) -> Result<u64, ImageError> {
-    let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
-    trellis_files::remove(path).map_err(|error| path_error(path, error))?;
-    Ok(bytes)
 }
 
 /// A name for files about a reference.

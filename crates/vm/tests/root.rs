@@ -32,12 +32,8 @@ impl Bench {
     fn new() -> Bench {
         let directory = tempfile::tempdir().unwrap();
         let mut disk = vec![0; usize::try_from(DISK_BYTES).unwrap()];
-        for (index, byte) in disk
-            .iter_mut()
-            .enumerate()
-            .filter(|(index, _)| index >> 20 == 3 || *index < 5000)
-        {
-            *byte = u8::try_from(index % 251).unwrap();
+        for index in (0..5000).chain(3 << 20..4 << 20) {
+            disk[index] = u8::try_from(index % 251).unwrap();
         }
         let bench = Bench { directory, disk };
         std::fs::write(bench.path("disk"), &bench.disk).unwrap();

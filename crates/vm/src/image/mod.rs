@@ -184,20 +184,16 @@ impl ImageCache {
         progress: &mut (dyn FnMut(DownloadProgress) + Send),
     ) -> Result<StoredImage, ImageError> {
         // An image that must have a digest cannot have changed.
-        if policy != PullPolicy::Always || reference.digest.is_some() {
-            let found = self.blocking({
-                let reference = reference.clone();
-                move |inner| inner.find(&reference)
-            });
-            if let Some(found) = found.await? {
-                return Ok(found);
-            }
+        if (policy != PullPolicy::Always || reference.digest.is_some())
+            && let Some(found) = self.find(reference).await?
+        {
+            return Ok(found);
         }
         if policy == PullPolicy::Never {
             let reference = reference.as_str().to_owned();
             return Err(ImageError::NotPresent { reference });
         }
-        let mut flight = self.join(reference);
+        let mut flight = self.join(reference, policy);
         loop {
             let state = flight.borrow_and_update().clone();
             match state {
@@ -222,7 +218,7 @@ impl ImageCache {
     }
 
     /// The download of a reference: the one that runs, or a new one.
-    fn join(&self, reference: &ImageReference) -> watch::Receiver<Flight> {
+    fn join(&self, reference: &ImageReference, policy: PullPolicy) -> watch::Receiver<Flight> {
         let key = key_of(reference);
         let mut flights = self
             .0
@@ -240,7 +236,7 @@ impl ImageCache {
                 cache: &cache,
                 key: &key,
             };
-            let result = cache.bring(&reference, &sender).await;
+            let result = cache.bring(&reference, policy, &sender).await;
             drop(landing);
             sender.send_replace(Flight::Done(result));
         });
@@ -250,8 +246,15 @@ impl ImageCache {
     async fn bring(
         &self,
         reference: &ImageReference,
+        policy: PullPolicy,
         sender: &watch::Sender<Flight>,
     ) -> Result<StoredImage, ImageError> {
+        // Another download may have ended since the caller looked.
+        if policy != PullPolicy::Always
+            && let Some(found) = self.find(reference).await?
+        {
+            return Ok(found);
+        }
         let progress = |so_far| {
             sender.send_replace(Flight::Running(so_far));
         };
@@ -307,6 +310,11 @@ impl ImageCache {
             }),
         })
         .await
+    }
+
+    async fn find(&self, reference: &ImageReference) -> Result<Option<StoredImage>, ImageError> {
+        let reference = reference.clone();
+        self.blocking(move |inner| inner.find(&reference)).await
     }
 
     /// Does something that waits for the disk.

@@ -322,7 +322,7 @@ fn a_table_that_points_nowhere_is_an_error_and_not_zeros() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     // Fails if any change of an image makes the reader panic, hang, or answer with another length than the header says.
     #[test]

@@ -5,6 +5,7 @@
 //! times.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -40,8 +41,8 @@ pub struct FileVolume {
     pub files: Vec<VolumeFile>,
 }
 
-/// One file of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One file of a volume. It may be a secret, so logs show its length alone.
+#[derive(Clone, PartialEq, Eq)]
 pub struct VolumeFile {
     /// Its path below the mount.
     pub key: String,
@@ -51,8 +52,18 @@ pub struct VolumeFile {
     pub bytes: Vec<u8>,
 }
 
+impl fmt::Debug for VolumeFile {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("VolumeFile")
+            .field("key", &self.key)
+            .field("mode", &self.mode)
+            .field("length", &self.bytes.len())
+            .finish_non_exhaustive()
+    }
+}
+
 /// A file as the guest shall have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct GuestFile {
     pub path: String,
     pub mode: u32,

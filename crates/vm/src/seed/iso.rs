@@ -32,7 +32,7 @@ const MODE_DIRECTORY: u32 = 0o040_555;
 const MODE_FILE: u32 = 0o100_444;
 
 /// One file of the image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct IsoFile {
     /// Its path, without a slash at its beginning.
     pub path: String,

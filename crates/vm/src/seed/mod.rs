@@ -69,8 +69,8 @@ impl SeedKind {
     }
 }
 
-/// Everything that a seed is made from.
-#[derive(Clone, Debug)]
+/// Everything that a seed is made from. Secrets are among it, so it is not shown in logs.
+#[derive(Clone)]
 pub struct SeedInput<'a> {
     /// The name of the pod.
     pub pod: &'a str,
@@ -98,8 +98,8 @@ pub struct SeedInput<'a> {
     pub persistent_root: bool,
 }
 
-/// A seed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A seed. Secrets are in it, so it is not shown in logs.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Seed {
     /// How cloud-init is told.
     pub kind: SeedKind,

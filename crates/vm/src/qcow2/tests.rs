@@ -19,22 +19,9 @@ const DISK_BYTES: usize = (37 << 16) + 512 * 7;
 
 impl Bench {
     fn new() -> Bench {
+        static BYTES: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
         let directory = tempfile::tempdir().unwrap();
-        let mut bytes = vec![0; DISK_BYTES];
-        let mut state = 88_172_645_463_325_252u64;
-        for (index, byte) in bytes.iter_mut().enumerate() {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            *byte = match index >> 16 {
-                // Text, zeros, noise, and noise of two symbols.
-                0 | 7 | 35 => b'a' + u8::try_from(index % 23).unwrap(),
-                2 | 11 => state.to_le_bytes()[0],
-                5 => state.to_le_bytes()[0] & 1,
-                37 => 7,
-                _ => 0,
-            };
-        }
+        let bytes = BYTES.get_or_init(disk).clone();
         std::fs::write(directory.path().join("raw"), &bytes).unwrap();
         Bench { directory, bytes }
     }
@@ -56,6 +43,25 @@ impl Bench {
         );
         File::open(image).unwrap()
     }
+}
+
+fn disk() -> Vec<u8> {
+    let mut bytes = vec![0; DISK_BYTES];
+    let mut state = 88_172_645_463_325_252u64;
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *byte = match index >> 16 {
+            // Text, zeros, noise, and noise of two symbols.
+            0 | 7 | 35 => b'a' + u8::try_from(index % 23).unwrap(),
+            2 | 11 => state.to_le_bytes()[0],
+            5 => state.to_le_bytes()[0] & 1,
+            37 => 7,
+            _ => 0,
+        };
+    }
+    bytes
 }
 
 fn text(path: &Path) -> &str {

@@ -137,6 +137,18 @@ steps! {
     ReplicaUnpublished = "replica-unpublished",
     /// Removal: the replica's files are gone.
     ReplicaRemoved = "replica-removed",
+    /// A VM's persistent root: its volume says that an image is being copied, and none of it is there.
+    RootMarked = "root-marked",
+    /// A VM's persistent root: the whole image is durable, and the volume still says that it is being copied.
+    RootCopied = "root-copied",
+    /// A VM's persistent root: the volume says that the image is whole.
+    RootReady = "root-ready",
+    /// A VM's image: all of it has arrived and is durable, without the name by which it is found.
+    ImageReceived = "image-received",
+    /// A VM's image: it can be found by its digest and by its reference.
+    ImageStored = "image-stored",
+    /// A VM's image: an unused one is gone.
+    ImageRemoved = "image-removed",
 }
 
 impl Step {
@@ -218,6 +230,19 @@ impl Step {
                 | Step::KeeperFileInPlace
                 | Step::KeeperHandsOver
                 | Step::KeeperReplaced
+        )
+    }
+
+    /// Whether the step belongs to the images and the persistent roots of VMs.
+    pub const fn is_of_vm_images(self) -> bool {
+        matches!(
+            self,
+            Step::RootMarked
+                | Step::RootCopied
+                | Step::RootReady
+                | Step::ImageReceived
+                | Step::ImageStored
+                | Step::ImageRemoved
         )
     }
 

@@ -151,6 +151,7 @@ fn live_through_share(filesystem: &str, first: usize, count: usize) {
     let steps = steps.filter(|step| !step.is_of_several_copies() && !step.is_of_recovery());
     let steps = steps.filter(|step| !step.is_of_a_copy() && !step.is_of_the_keeper());
     let steps = steps.filter(|step| !step.is_of_credentials() && !step.is_of_a_move());
+    let steps = steps.filter(|step| !step.is_of_vm_images());
     for step in steps.skip(first).step_by(count) {
         println!("death at {} on {filesystem}", step.name());
         live_through(*step, filesystem, 1);

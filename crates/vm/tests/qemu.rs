@@ -15,7 +15,7 @@ use trellis_node::filesystem::Outcome;
 use trellis_vm::Error;
 use trellis_vm::disks::{Inventory, Storage};
 use trellis_vm::driver::Vm;
-use trellis_vm::driver::policy::{Failure, VmState};
+use trellis_vm::driver::policy::{End, Failure, VmState};
 use trellis_vm::error::Blocker;
 use trellis_vm::graph::{Backing, Bus, DiskLimits, Format};
 use trellis_vm::grow::grow;
@@ -437,7 +437,8 @@ async fn the_state_follows_qemu_to_its_end() {
     vm.start(Vec::new()).await.unwrap();
     vm.stop(Duration::from_millis(300)).await.unwrap();
     assert_eq!(vm.state(), VmState::Stopping);
-    assert_eq!(vm.wait_for(VmState::is_over).await, VmState::Stopped);
+    let end = vm.wait_for(VmState::is_over).await;
+    assert_eq!(end, VmState::Stopped(End::Host));
     assert!(qemu.ended().success());
 }
 

@@ -34,6 +34,8 @@ if [ -n "$part" ]; then
             command -v sfdisk >/dev/null || held no-tool sfdisk
             said=$(echo ', +' | sfdisk --no-reread --force -N "$number" "/dev/$disk" 2>&1) ||
                 held tool-failed sfdisk $(echo "$said" | tail -n 3 | tr '\n' ' ')
+            # The kernel does not read a table again while a partition is in use; partx tells it of this one.
+            [ "$(bytes_of "$part")" -gt "$before" ] || tool partx --update --nr "$number" "/dev/$disk"
         fi
         [ "$(bytes_of "$part")" -gt "$before" ] || held partition-stays "$part"
     fi

@@ -14,7 +14,7 @@ pub enum VmState {
     /// The guest was asked to switch itself off.
     Stopping,
     /// QEMU has ended as it should.
-    Stopped,
+    Stopped(End),
     /// The machine is lost.
     Failed(Failure),
 }
@@ -28,6 +28,15 @@ pub enum Pause {
     NoSpace,
     /// A disk has failed in another way.
     DiskError,
+}
+
+/// Who ended a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guest switched itself off.
+    Guest,
+    /// QEMU was told to end, and the guest was not ready for it.
+    Host,
 }
 
 /// How a machine was lost.
@@ -50,7 +59,8 @@ impl fmt::Display for VmState {
             VmState::Paused(Pause::NoSpace) => "paused, because a disk has no room",
             VmState::Paused(Pause::DiskError) => "paused, because a disk failed",
             VmState::Stopping => "stopping",
-            VmState::Stopped => "stopped",
+            VmState::Stopped(End::Guest) => "switched off",
+            VmState::Stopped(End::Host) => "ended from outside",
             VmState::Failed(Failure::QemuGone) => "lost, because QEMU ended",
             VmState::Failed(Failure::GuestPanicked) => "lost, because the guest's kernel panicked",
             VmState::Failed(Failure::InternalError) => "lost, because QEMU could not go on",
@@ -61,7 +71,10 @@ impl fmt::Display for VmState {
 impl VmState {
     /// Whether nothing can happen to it any more.
     pub fn is_over(self) -> bool {
-        matches!(self, VmState::Stopped | VmState::Failed(Failure::QemuGone))
+        matches!(
+            self,
+            VmState::Stopped(_) | VmState::Failed(Failure::QemuGone)
+        )
     }
 }
 
@@ -144,8 +157,8 @@ pub fn accept(state: VmState, request: RequestKind) -> Result<Decision, Refusal>
     use VmState as S;
     let refused = Err(Refusal { request, state });
     match (state, request) {
-        (S::Stopped | S::Failed(Failure::QemuGone), R::Stop) => Ok(Decision::Already),
-        (S::Stopped | S::Failed(Failure::QemuGone), _) => refused,
+        (S::Stopped(_) | S::Failed(Failure::QemuGone), R::Stop) => Ok(Decision::Already),
+        (S::Stopped(_) | S::Failed(Failure::QemuGone), _) => refused,
         (_, R::Disks) => Ok(Decision::Do),
         // A machine without a living guest still has a QEMU to be ended.
         (S::Failed(_), R::Stop) => Ok(Decision::Do),
@@ -177,7 +190,7 @@ pub fn state_of(run_state: &str, out_of_space: bool, stopping: bool) -> VmState 
         "io-error" => VmState::Paused(Pause::DiskError),
         "guest-panicked" => VmState::Failed(Failure::GuestPanicked),
         "internal-error" => VmState::Failed(Failure::InternalError),
-        "shutdown" => VmState::Stopped,
+        "shutdown" => VmState::Stopped(End::Guest),
         // There are a dozen more, in all of which the guest does not run and can go on.
         _ => VmState::Paused(Pause::Asked),
     }
@@ -187,14 +200,15 @@ pub fn state_of(run_state: &str, out_of_space: bool, stopping: bool) -> VmState 
 mod tests {
     use super::*;
 
-    const STATES: [VmState; 10] = [
+    const STATES: [VmState; 11] = [
         VmState::Starting,
         VmState::Running,
         VmState::Paused(Pause::Asked),
         VmState::Paused(Pause::NoSpace),
         VmState::Paused(Pause::DiskError),
         VmState::Stopping,
-        VmState::Stopped,
+        VmState::Stopped(End::Guest),
+        VmState::Stopped(End::Host),
         VmState::Failed(Failure::QemuGone),
         VmState::Failed(Failure::GuestPanicked),
         VmState::Failed(Failure::InternalError),

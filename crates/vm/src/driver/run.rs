@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use trellis_api::Bytes;
 use trellis_node::filesystem::Outcome;
 
-use super::policy::{Decision, Failure, Pause, RequestKind, VmState, accept, state_of};
+use super::policy::{Decision, End, Failure, Pause, RequestKind, VmState, accept, state_of};
 use super::{Reply, Request};
 use crate::disks::{self, Inventory};
 use crate::error::{Error, Result};
@@ -35,8 +35,8 @@ pub(super) struct Driver {
     removals: BTreeMap<DiskId, PendingRemoval>,
     /// When QEMU is ended although the guest has not switched itself off.
     stop_deadline: Option<Instant>,
-    /// QEMU has said that it ends.
-    ending: bool,
+    /// QEMU ends, and because of whom.
+    ending: Option<End>,
 }
 
 impl Driver {
@@ -52,7 +52,7 @@ impl Driver {
             state,
             removals: BTreeMap::new(),
             stop_deadline: None,
-            ending: false,
+            ending: None,
         };
         driver.observe().await?;
         driver.release_leftovers().await?;
@@ -144,12 +144,8 @@ impl Driver {
                 self.look_again().await;
             }
             Next::Closed => {
-                let end = if self.ending {
-                    VmState::Stopped
-                } else {
-                    VmState::Failed(Failure::QemuGone)
-                };
-                self.set_state(end);
+                let gone = VmState::Failed(Failure::QemuGone);
+                self.set_state(self.ending.map_or(gone, VmState::Stopped));
             }
         }
     }
@@ -169,7 +165,10 @@ impl Driver {
                     answer(removal.reply, Err(Error::UnplugRefused { id }));
                 }
             }
-            "SHUTDOWN" => self.ending = true,
+            "SHUTDOWN" => {
+                let by_guest = event.data["guest"].as_bool() == Some(true);
+                self.ending = Some(if by_guest { End::Guest } else { End::Host });
+            }
             "RESUME" => {
                 self.observe_now().await;
                 // QEMU closes no descriptor while the guest is stopped, so removals of that time end now.
@@ -359,7 +358,7 @@ impl Driver {
         match self.qmp.execute("quit", Value::Null).await {
             // It may end before its answer is out.
             Ok(_) | Err(Error::Connection { .. }) => {
-                self.ending = true;
+                self.ending = Some(End::Host);
                 Ok(())
             }
             Err(error) => Err(error),

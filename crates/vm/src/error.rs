@@ -8,7 +8,7 @@ use std::time::Duration;
 use trellis_api::Bytes;
 
 use crate::agent::script::GuestUse;
-use crate::driver::policy::Refusal;
+use crate::driver::policy::NotNow;
 use crate::graph::{Bus, DiskId};
 
 /// The result of everything here.
@@ -58,7 +58,7 @@ pub enum Error {
         /// The command.
         command: &'static str,
         /// How the connection ended.
-        fault: Fault,
+        fault: ConnectionEnd,
     },
     /// QEMU did not answer in time.
     #[error("QEMU did not answer {command} within {limit:?}")]
@@ -271,7 +271,7 @@ pub enum Error {
 
     /// The machine's state does not allow the request.
     #[error(transparent)]
-    NotNow(#[from] Refusal),
+    NotNow(#[from] NotNow),
     /// The machine's driver has ended.
     #[error("the driver of this machine has ended")]
     DriverGone,
@@ -288,7 +288,7 @@ impl fmt::Display for Uses<'_> {
 
 /// How a connection to QEMU ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ConnectionEnd {
     /// The other side closed it: QEMU has ended.
     Closed,
     /// A line was longer than any answer can be.
@@ -299,15 +299,17 @@ pub enum Fault {
     Socket(io::ErrorKind),
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ConnectionEnd {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Closed => out.write_str("QEMU closed the connection"),
-            Fault::LineTooLong => {
+            ConnectionEnd::Closed => out.write_str("QEMU closed the connection"),
+            ConnectionEnd::LineTooLong => {
                 out.write_str("the other side sent a line that is longer than any answer")
             }
-            Fault::Garbage => out.write_str("the other side sent something that is not JSON"),
-            Fault::Socket(kind) => write!(out, "the connection failed ({kind})"),
+            ConnectionEnd::Garbage => {
+                out.write_str("the other side sent something that is not JSON")
+            }
+            ConnectionEnd::Socket(kind) => write!(out, "the connection failed ({kind})"),
         }
     }
 }

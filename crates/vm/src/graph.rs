@@ -163,7 +163,7 @@ impl fmt::Display for Bus {
 
 /// What an open file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ImageFormat {
     /// The disk's bytes, from this offset to the end.
     Raw {
         /// How many bytes before the disk are not part of it.
@@ -173,23 +173,23 @@ pub enum Format {
     Qcow2,
 }
 
-impl Format {
+impl ImageFormat {
     /// The whole file.
-    pub const RAW: Format = Format::Raw {
+    pub const RAW: ImageFormat = ImageFormat::Raw {
         offset: Bytes::ZERO,
     };
 }
 
 /// An open file with what it holds.
 #[derive(Debug)]
-pub struct Backing {
+pub struct OpenImage {
     /// The file, opened for reading, and for writing unless the disk is read-only.
     pub file: OwnedFd,
     /// What it holds.
-    pub format: Format,
+    pub format: ImageFormat,
 }
 
-impl Backing {
+impl OpenImage {
     /// QEMU's driver for the file.
     fn protocol(&self, id: &DiskId) -> Result<&'static str> {
         let path = std::path::Path::new("the descriptor of a disk");
@@ -228,9 +228,9 @@ pub struct DiskSpec {
     /// How it is connected.
     pub bus: Bus,
     /// Its bytes.
-    pub source: Backing,
+    pub source: OpenImage,
     /// The image that a qcow2 source is an overlay of.
-    pub backing: Option<Backing>,
+    pub backing: Option<OpenImage>,
     /// Whether the guest may only read it.
     pub read_only: bool,
     /// Whether to go around the host's page cache. The file's filesystem has to allow it.
@@ -245,14 +245,14 @@ impl DiskSpec {
     /// Whether QEMU can be given this disk.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |field, rule| Err(Error::Spec { field, rule });
-        if self.backing.is_some() && self.source.format != Format::Qcow2 {
+        if self.backing.is_some() && self.source.format != ImageFormat::Qcow2 {
             return refuse("a backing image", "needs a qcow2 disk on top of it");
         }
         for part in [Some(&self.source), self.backing.as_ref()]
             .into_iter()
             .flatten()
         {
-            if let Format::Raw { offset } = part.format
+            if let ImageFormat::Raw { offset } = part.format
                 && !offset.get().is_multiple_of(SECTOR.get())
             {
                 return refuse("the offset of a disk", "must be a whole number of sectors");
@@ -272,13 +272,13 @@ impl DiskSpec {
     pub(crate) fn nodes(&self, set: u64, backing_set: Option<u64>) -> Result<Value> {
         let names = (self.id.format_node(), self.id.protocol_node());
         let mut format = self.format_node(&self.source, names, set, self.read_only)?;
-        if self.source.format == Format::Qcow2 {
+        if self.source.format == ImageFormat::Qcow2 {
             // Null keeps QEMU from opening the path that an image names.
             format["backing"] = match (&self.backing, backing_set) {
                 (Some(backing), Some(set)) => {
                     let names = self.id.backing_nodes();
                     let mut below = self.format_node(backing, names, set, true)?;
-                    if backing.format == Format::Qcow2 {
+                    if backing.format == ImageFormat::Qcow2 {
                         below["backing"] = Value::Null;
                     }
                     below
@@ -299,7 +299,7 @@ impl DiskSpec {
 
     fn format_node(
         &self,
-        part: &Backing,
+        part: &OpenImage,
         (name, protocol_name): (String, String),
         set: u64,
         read_only: bool,
@@ -321,8 +321,8 @@ impl DiskSpec {
             "file": protocol,
         });
         match part.format {
-            Format::Qcow2 => node["driver"] = json!("qcow2"),
-            Format::Raw { offset } => {
+            ImageFormat::Qcow2 => node["driver"] = json!("qcow2"),
+            ImageFormat::Raw { offset } => {
                 node["driver"] = json!("raw");
                 if offset > Bytes::ZERO {
                     node["offset"] = json!(offset.get());

@@ -47,6 +47,12 @@ impl Lines {
         Ok(Some(line))
     }
 
+    /// How much is kept.
+    #[cfg(test)]
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.pending.capacity()
+    }
+
     /// Forgets everything that has not been taken.
     pub(crate) fn clear(&mut self) {
         self.pending.clear();

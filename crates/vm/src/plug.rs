@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::disks::{self, PERIPHERAL};
 use crate::error::{Context, Error, Result};
-use crate::graph::{Backing, Bus, DiskId, DiskLimits, DiskSpec};
+use crate::graph::{Bus, DiskId, DiskLimits, DiskSpec, OpenImage};
 use crate::launch::{SCSI_TARGETS_MAX, port_name, scsi_name};
 use crate::qmp::Client;
 
@@ -82,7 +82,7 @@ async fn add(qmp: &Client, disk: &DiskSpec, bus: &str) -> Result<()> {
     Ok(())
 }
 
-fn duplicate(part: &Backing) -> Result<OwnedFd> {
+fn duplicate(part: &OpenImage) -> Result<OwnedFd> {
     let path = std::path::Path::new("the descriptor of a disk");
     part.file.try_clone().context("duplicate", path)
 }
@@ -172,9 +172,7 @@ pub async fn release(qmp: &Client, id: &DiskId) -> Result<()> {
     if sets.is_empty() && !has_group {
         return Ok(());
     }
-    if disks::nodes(qmp).await?.contains_key(&id.top_node()) {
-        delete_nodes(qmp, id).await?;
-    }
+    delete_nodes(qmp, id).await?;
     if has_group {
         qmp.execute("object-del", json!({ "id": group })).await?;
     }
@@ -193,6 +191,8 @@ async fn delete_nodes(qmp: &Client, id: &DiskId) -> Result<()> {
         let node = json!({ "node-name": id.top_node() });
         match qmp.execute("blockdev-del", node).await {
             Ok(_) => return Ok(()),
+            // Asking for all nodes costs most where there are many disks, so it is asked only now.
+            Err(Error::Refused { .. }) if !has_nodes(qmp, id).await? => return Ok(()),
             Err(Error::Refused { .. }) if attempt < DELETE_ATTEMPTS_MAX => {
                 attempt += 1;
                 tokio::time::sleep(DELETE_PAUSE).await;
@@ -200,6 +200,10 @@ async fn delete_nodes(qmp: &Client, id: &DiskId) -> Result<()> {
             Err(error) => return Err(error),
         }
     }
+}
+
+async fn has_nodes(qmp: &Client, id: &DiskId) -> Result<bool> {
+    Ok(disks::nodes(qmp).await?.contains_key(&id.top_node()))
 }
 
 /// Sets new limits on a disk's use, at once.

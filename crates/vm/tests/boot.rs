@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use trellis_api::Bytes;
 use trellis_vm::driver::Vm;
-use trellis_vm::graph::{Bus, Format};
+use trellis_vm::graph::{Bus, ImageFormat};
 
 /// A boot sector that writes one letter to the serial port and halts.
 fn boot_sector(letter: u8) -> Vec<u8> {
@@ -44,7 +44,12 @@ async fn the_firmware_boots_the_first_in_order_of_the_disks_that_were_plugged_be
             let path = shelf.file(&letter.to_string(), Bytes::MIB);
             common::write_file(&path, &boot_sector(u8::try_from(letter).unwrap()));
             common::extend(&path, Bytes::MIB);
-            let mut spec = disk(&letter.to_lowercase().to_string(), bus, &path, Format::RAW);
+            let mut spec = disk(
+                &letter.to_lowercase().to_string(),
+                bus,
+                &path,
+                ImageFormat::RAW,
+            );
             spec.boot_index = Some(if letter == first { 1 } else { 2 });
             spec
         });

@@ -17,11 +17,11 @@ use sha2::{Digest, Sha256};
 use trellis_api::Bytes;
 use trellis_node::filesystem::Outcome;
 use trellis_vm::Error;
-use trellis_vm::agent::Agent;
+use trellis_vm::agent::GuestAgent;
 use trellis_vm::agent::script::{GuestHold, GuestUse, IfMounted};
 use trellis_vm::driver::Vm;
 use trellis_vm::driver::policy::{End, Pause, VmState};
-use trellis_vm::graph::{Backing, Bus, DiskSpec, Format};
+use trellis_vm::graph::{Bus, DiskSpec, ImageFormat, OpenImage};
 use trellis_vm::launch::VmSpec;
 
 const KIB_PER_MIB: u64 = 1024;
@@ -41,7 +41,7 @@ async fn disks_come_grow_and_go_under_a_running_guest() {
     let began = Instant::now();
     let vm = Vm::adopt(&qemu.sockets.qmp).await.unwrap();
     vm.start(Vec::new()).await.unwrap();
-    let mut guest = Inside(Agent::connect(&qemu.sockets.agent).await.unwrap());
+    let mut guest = Inside(GuestAgent::connect(&qemu.sockets.agent).await.unwrap());
     guest.0.ping(PATIENCE).await.unwrap();
     println!("the guest is up after {:.1?}", began.elapsed());
     drop(vm);
@@ -105,9 +105,9 @@ struct Tried {
 impl Tried {
     fn spec(&self) -> DiskSpec {
         let (path, format) = match &self.ground {
-            Ground::Device(device) => (device.path(), Format::RAW),
-            Ground::File(path) => (path.as_path(), Format::RAW),
-            Ground::Image(path) => (path.as_path(), Format::Qcow2),
+            Ground::Device(device) => (device.path(), ImageFormat::RAW),
+            Ground::File(path) => (path.as_path(), ImageFormat::RAW),
+            Ground::Image(path) => (path.as_path(), ImageFormat::Qcow2),
         };
         disk(self.name, self.bus, path, format)
     }
@@ -167,10 +167,10 @@ async fn sizes_follow_in_any_order(qemu: &Qemu, guest: &mut Inside) {
     }
     // An overlay on an image that QEMU was handed too.
     let overlay = shelf.qcow2("o", first, Some(&base));
-    let mut spec = disk("o", Bus::Scsi, &overlay, Format::Qcow2);
-    spec.backing = Some(Backing {
+    let mut spec = disk("o", Bus::Scsi, &overlay, ImageFormat::Qcow2);
+    spec.backing = Some(OpenImage {
         file: std::fs::File::open(&base).unwrap().into(),
-        format: Format::RAW,
+        format: ImageFormat::RAW,
     });
     vm.plug(spec).await.unwrap();
     guest.sees("o", Some(first.get())).await;
@@ -257,7 +257,9 @@ async fn a_guest_that_keeps_a_disk_keeps_it(qemu: &Qemu, guest: &mut Inside) {
     let vm = adopt(qemu).await;
     for (name, bus) in [("keep-v", Bus::Virtio), ("keep-s", Bus::Scsi)] {
         let path = shelf.file(name, Bytes::mib(16));
-        vm.plug(disk(name, bus, &path, Format::RAW)).await.unwrap();
+        vm.plug(disk(name, bus, &path, ImageFormat::RAW))
+            .await
+            .unwrap();
         guest.sees(name, Some(16 << 20)).await;
         let device = guest.sh(&format!("disks name {name}")).await;
         let device = device.trim();
@@ -340,7 +342,9 @@ async fn filesystems_grow_by_the_agent(qemu: &Qemu, guest: &mut Inside) {
     ] {
         let began = Instant::now();
         let path = shelf.file(name, small);
-        vm.plug(disk(name, bus, &path, Format::RAW)).await.unwrap();
+        vm.plug(disk(name, bus, &path, ImageFormat::RAW))
+            .await
+            .unwrap();
         guest.sees(name, Some(small.get())).await;
         let device = guest.sh(&format!("disks name {name}")).await;
         let device = device.trim();
@@ -397,7 +401,7 @@ async fn a_guest_out_of_room_goes_on(qemu: &Qemu, guest: &mut Inside) {
     let made = common::read_file(&image);
     std::io::Write::write_all(&mut open(device.path()), &made).unwrap();
     let vm = adopt(qemu).await;
-    vm.plug(disk("thin", Bus::Scsi, device.path(), Format::Qcow2))
+    vm.plug(disk("thin", Bus::Scsi, device.path(), ImageFormat::Qcow2))
         .await
         .unwrap();
     guest.sees("thin", Some(size.get())).await;
@@ -442,7 +446,7 @@ async fn many_disks_fit(qemu: &Qemu, guest: &mut Inside) {
     let began = Instant::now();
     for name in &names {
         let path = shelf.file(name, Bytes::MIB);
-        vm.plug(disk(name, Bus::Scsi, &path, Format::RAW))
+        vm.plug(disk(name, Bus::Scsi, &path, ImageFormat::RAW))
             .await
             .unwrap();
     }

@@ -15,13 +15,15 @@ use trellis_node::filesystem::Outcome;
 use trellis_vm::Error;
 use trellis_vm::disks::{Inventory, Storage};
 use trellis_vm::driver::Vm;
-use trellis_vm::driver::policy::{End, Failure, VmState};
+use trellis_vm::driver::policy::{End, VmLoss, VmState};
 use trellis_vm::error::Blocker;
-use trellis_vm::graph::{Backing, Bus, DiskLimits, Format};
+use trellis_vm::graph::{Bus, DiskLimits, ImageFormat, OpenImage};
 use trellis_vm::grow::grow;
-use trellis_vm::launch::{Boot, Forward, SPARE_PORTS_MAX, UserNetwork, VmSpec, launch};
+use trellis_vm::launch::{
+    Boot, Forward, SCSI_TARGETS_MAX, SPARE_PORTS_MAX, UserNetwork, VmSpec, launch,
+};
 use trellis_vm::plug::{Plugged, Removal, plug, release, request_removal};
-use trellis_vm::qmp::{Client, Next};
+use trellis_vm::qmp::{Client, Notice};
 
 const MIB: Bytes = Bytes::MIB;
 
@@ -49,14 +51,14 @@ async fn commands_events_and_errors_of_a_real_monitor() {
         "{missing:?}"
     );
     qmp.execute("cont", Value::Null).await.unwrap();
-    let Next::Event(event) = events.next().await else {
+    let Notice::Event(event) = events.next().await else {
         panic!("no event")
     };
     assert_eq!(event.name, "RESUME");
     qemu.kill();
     let error = qmp.execute("query-status", Value::Null).await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
-    assert_eq!(events.next().await, Next::Closed);
+    assert_eq!(events.next().await, Notice::Closed);
 }
 
 #[tokio::test]
@@ -72,7 +74,7 @@ async fn qemu_uses_what_it_was_handed_and_cannot_open_anything_else() {
         refused.to_string().contains("Permission denied"),
         "{refused}"
     );
-    let spec = disk("a", Bus::Scsi, &path, Format::RAW);
+    let spec = disk("a", Bus::Scsi, &path, ImageFormat::RAW);
     assert_eq!(plug(&qmp, &spec).await.unwrap(), Plugged::Added);
     assert_eq!(size(&qmp, "a").await, MIB);
     // The process has the user's numbers, and no way back.
@@ -108,10 +110,20 @@ async fn every_machine_that_can_be_described_starts() {
     let shelf = Shelf::new();
     for number in 0..usize::from(SPARE_PORTS_MAX) {
         let name = format!("v{number}");
-        let spec = disk(&name, Bus::Virtio, &shelf.file(&name, MIB), Format::RAW);
+        let spec = disk(
+            &name,
+            Bus::Virtio,
+            &shelf.file(&name, MIB),
+            ImageFormat::RAW,
+        );
         plug(&qmp, &spec).await.unwrap();
     }
-    let spec = disk("more", Bus::Virtio, &shelf.file("more", MIB), Format::RAW);
+    let spec = disk(
+        "more",
+        Bus::Virtio,
+        &shelf.file("more", MIB),
+        ImageFormat::RAW,
+    );
     let error = plug(&qmp, &spec).await.unwrap_err();
     let limit = usize::from(SPARE_PORTS_MAX);
     assert!(
@@ -129,43 +141,41 @@ async fn every_machine_that_can_be_described_starts() {
 
 #[tokio::test]
 async fn a_bus_holds_what_it_says_and_a_failed_plug_leaves_nothing() {
-    // Fails if the 257th disk of a controller is not refused in our words, or if a plug that failed at its last step
-    // leaves nodes, limits or descriptors.
+    // Fails if the 257th disk does not go to the second controller, if a full or missing bus is not told in our words,
+    // or if a plug that failed in the middle leaves nodes, limits or descriptors.
     let qemu = Qemu::start(|spec| VmSpec {
-        scsi_controllers: 1,
+        scsi_controllers: 2,
         spare_ports: 0,
         ..spec
     });
     let qmp = connect(&qemu).await;
     let shelf = Shelf::new();
     let path = shelf.file("all", MIB);
-    for number in 0..256 {
+    for number in 0..=SCSI_TARGETS_MAX {
         // One file for all: they are read-only, so they may share it.
-        let mut spec = disk(&format!("d{number}"), Bus::Scsi, &path, Format::RAW);
+        let mut spec = disk(&format!("d{number}"), Bus::Scsi, &path, ImageFormat::RAW);
         spec.source.file = std::fs::File::open(&path).unwrap().into();
         spec.read_only = true;
         plug(&qmp, &spec).await.unwrap();
     }
-    let spec = disk("more", Bus::Scsi, &shelf.file("more", MIB), Format::RAW);
-    let error = plug(&qmp, &spec).await.unwrap_err();
-    assert!(
-        matches!(error, Error::BusFull { limit: 256, .. }),
-        "{error}"
-    );
-    let none = disk("v", Bus::Virtio, &shelf.file("v", MIB), Format::RAW);
+    let none = disk("v", Bus::Virtio, &shelf.file("v", MIB), ImageFormat::RAW);
     let error = plug(&qmp, &none).await.unwrap_err();
     assert!(matches!(error, Error::BusFull { limit: 0, .. }), "{error}");
-    assert_eq!(Inventory::ask(&qmp).await.unwrap().disks.len(), 256);
+    let inventory = Inventory::ask(&qmp).await.unwrap();
+    assert_eq!(inventory.disks.len(), SCSI_TARGETS_MAX + 1);
+    let last = json!({ "path": "/machine/peripheral/dev-d256", "property": "parent_bus" });
+    let bus = qmp.execute("qom-get", last).await.unwrap();
+    assert!(bus.as_str().unwrap().ends_with("scsi1.0"), "{bus}");
 
     // A disk that QEMU locks already is refused at blockdev-add, after limits and descriptor are there.
     let qemu = Qemu::empty();
     let qmp = connect(&qemu).await;
     qmp.execute("cont", Value::Null).await.unwrap();
     let path = shelf.file("twice", MIB);
-    plug(&qmp, &disk("a", Bus::Scsi, &path, Format::RAW))
+    plug(&qmp, &disk("a", Bus::Scsi, &path, ImageFormat::RAW))
         .await
         .unwrap();
-    let error = plug(&qmp, &disk("b", Bus::Scsi, &path, Format::RAW)).await;
+    let error = plug(&qmp, &disk("b", Bus::Scsi, &path, ImageFormat::RAW)).await;
     assert!(matches!(error, Err(Error::Refused { .. })), "{error:?}");
     let inventory = Inventory::ask(&qmp).await.unwrap();
     assert_eq!(inventory.disks.len(), 1);
@@ -184,7 +194,7 @@ async fn each_kind_of_storage_grows_by_its_own_rule() {
     let qmp = connect(&qemu).await;
     let shelf = Shelf::new();
     let device = shelf.device("device", Bytes::mib(8));
-    let offset = Format::Raw {
+    let offset = ImageFormat::Raw {
         offset: Bytes::new(512),
     };
     let behind = shelf.device("behind", Bytes::mib(8));
@@ -194,18 +204,19 @@ async fn each_kind_of_storage_grows_by_its_own_rule() {
     let image = shelf.qcow2("image", Bytes::mib(8), None);
     let overlay = shelf.qcow2("overlay", Bytes::mib(8), Some(&base));
     for (name, path, format) in [
-        ("device", device.path(), Format::RAW),
+        ("device", device.path(), ImageFormat::RAW),
         ("behind", behind.path(), offset),
-        ("file", &file, Format::RAW),
-        ("shifted", &shifted, Format::Raw { offset: MIB }),
-        ("image", &image, Format::Qcow2),
-        ("overlay", &overlay, Format::Qcow2),
+        ("file", &file, ImageFormat::RAW),
+        ("shifted", &shifted, ImageFormat::Raw { offset: MIB }),
+        ("image", &image, ImageFormat::Qcow2),
+        ("overlay", &overlay, ImageFormat::Qcow2),
     ] {
         let mut spec = disk(name, Bus::Scsi, path, format);
+        spec.direct = name == "device";
         if name == "overlay" {
-            spec.backing = Some(Backing {
+            spec.backing = Some(OpenImage {
                 file: std::fs::File::open(&base).unwrap().into(),
-                format: Format::RAW,
+                format: ImageFormat::RAW,
             });
         }
         plug(&qmp, &spec).await.unwrap();
@@ -263,7 +274,7 @@ async fn a_growth_that_a_job_or_an_export_blocks_says_so_and_works_later() {
     let qmp = connect(&qemu).await;
     let shelf = Shelf::new();
     let a = shelf.qcow2("a", Bytes::mib(8), None);
-    plug(&qmp, &disk("a", Bus::Scsi, &a, Format::Qcow2))
+    plug(&qmp, &disk("a", Bus::Scsi, &a, ImageFormat::Qcow2))
         .await
         .unwrap();
     // A mirror stays until it is told to end.
@@ -286,12 +297,12 @@ async fn a_growth_that_a_job_or_an_export_blocks_says_so_and_works_later() {
     // Cancelled jobs end with this event, before or after their target was whole.
     loop {
         match events.next().await {
-            Next::Event(event)
+            Notice::Event(event)
                 if event.name == "BLOCK_JOB_CANCELLED" || event.name == "BLOCK_JOB_COMPLETED" =>
             {
                 break;
             }
-            Next::Closed => panic!("QEMU ended"),
+            Notice::Closed => panic!("QEMU ended"),
             _ => {}
         }
     }
@@ -330,7 +341,7 @@ async fn an_unplugged_disk_can_come_back_and_a_half_plugged_one_is_cleared() {
     let (qmp, mut events) = Client::connect(&qemu.sockets.qmp).await.unwrap();
     qmp.execute("cont", Value::Null).await.unwrap();
     for round in 0..3 {
-        let spec = disk("a", Bus::Scsi, &path, Format::RAW);
+        let spec = disk("a", Bus::Scsi, &path, ImageFormat::RAW);
         assert_eq!(plug(&qmp, &spec).await.unwrap(), Plugged::Added, "{round}");
         assert_eq!(plug(&qmp, &spec).await.unwrap(), Plugged::Unchanged);
         assert_eq!(
@@ -339,8 +350,8 @@ async fn an_unplugged_disk_can_come_back_and_a_half_plugged_one_is_cleared() {
         );
         let deleted = loop {
             match events.next().await {
-                Next::Event(event) if event.name == "DEVICE_DELETED" => break event,
-                Next::Event(_) => {}
+                Notice::Event(event) if event.name == "DEVICE_DELETED" => break event,
+                Notice::Event(_) => {}
                 other => panic!("{other:?}"),
             }
         };
@@ -356,7 +367,7 @@ async fn an_unplugged_disk_can_come_back_and_a_half_plugged_one_is_cleared() {
         );
     }
     // A driver that died after device_del leaves everything but the device. The next one clears up.
-    plug(&qmp, &disk("a", Bus::Scsi, &path, Format::RAW))
+    plug(&qmp, &disk("a", Bus::Scsi, &path, ImageFormat::RAW))
         .await
         .unwrap();
     request_removal(&qmp, &id("a")).await.unwrap();
@@ -364,7 +375,7 @@ async fn an_unplugged_disk_can_come_back_and_a_half_plugged_one_is_cleared() {
     let vm = Vm::adopt(&qemu.sockets.qmp).await.unwrap();
     let inventory = vm.disks().await.unwrap();
     assert!(inventory.disks.is_empty() && inventory.leftovers.is_empty());
-    let spec = disk("a", Bus::Scsi, &path, Format::RAW);
+    let spec = disk("a", Bus::Scsi, &path, ImageFormat::RAW);
     assert_eq!(vm.plug(spec).await.unwrap(), Plugged::Added);
     // QEMU closes no descriptor while the guest is paused. The driver has it do so afterwards.
     vm.pause().await.unwrap();
@@ -384,9 +395,14 @@ async fn limits_change_while_the_disk_is_in_use() {
     let qemu = Qemu::empty();
     let shelf = Shelf::new();
     let vm = Vm::adopt(&qemu.sockets.qmp).await.unwrap();
-    vm.plug(disk("a", Bus::Scsi, &shelf.file("a", MIB), Format::RAW))
-        .await
-        .unwrap();
+    vm.plug(disk(
+        "a",
+        Bus::Scsi,
+        &shelf.file("a", MIB),
+        ImageFormat::RAW,
+    ))
+    .await
+    .unwrap();
     let limits = DiskLimits {
         iops_total: 500,
         bps_total: 1 << 20,
@@ -411,7 +427,7 @@ async fn the_state_follows_qemu_to_its_end() {
     assert_eq!(vm.state(), VmState::Starting);
     let early = vm.pause().await;
     assert!(matches!(early, Err(Error::NotNow(_))), "{early:?}");
-    let first = disk("a", Bus::Scsi, &shelf.file("a", MIB), Format::RAW);
+    let first = disk("a", Bus::Scsi, &shelf.file("a", MIB), ImageFormat::RAW);
     vm.start(vec![first]).await.unwrap();
     assert_eq!(vm.state(), VmState::Running);
     vm.pause().await.unwrap();
@@ -424,7 +440,7 @@ async fn the_state_follows_qemu_to_its_end() {
     assert_eq!(vm.disks().await.unwrap().disks.len(), 1);
     qemu.kill();
     let end = vm.wait_for(VmState::is_over).await;
-    assert_eq!(end, VmState::Failed(Failure::QemuGone));
+    assert_eq!(end, VmState::Failed(VmLoss::QemuGone));
     let late = vm.grow(&id("a"), MIB, None).await;
     assert!(
         matches!(late, Err(Error::NotNow(_) | Error::DriverGone)),
@@ -499,9 +515,9 @@ async fn history(qmp: &Client, shelf: &Shelf, number: u32, steps: &[Step]) {
     let names = ["f", "l", "q"].map(|kind| format!("{kind}{number}"));
     let [f, l, q] = names.each_ref().map(|name| id(name));
     for (name, path, format) in [
-        (&names[0], file.as_path(), Format::RAW),
-        (&names[1], device.path(), Format::RAW),
-        (&names[2], image.as_path(), Format::Qcow2),
+        (&names[0], file.as_path(), ImageFormat::RAW),
+        (&names[1], device.path(), ImageFormat::RAW),
+        (&names[2], image.as_path(), ImageFormat::Qcow2),
     ] {
         plug(qmp, &disk(name, Bus::Scsi, path, format))
             .await

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Agent, COMMAND_TIME_MAX, read};
+use super::{COMMAND_TIME_MAX, GuestAgent, read};
 use crate::error::{Error, Result};
 
 /// The pause between two questions whether the program has ended, from the first to the longest.
@@ -44,7 +44,7 @@ struct Status {
     stderr_truncated: bool,
 }
 
-impl Agent {
+impl GuestAgent {
     /// Runs a program to its end. One that does not end in time is left alone: the agent cannot end it.
     pub async fn run(
         &mut self,

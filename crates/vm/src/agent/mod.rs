@@ -37,7 +37,7 @@ const DELIMITER: u8 = 0xff;
 
 /// A connection to the agent.
 #[derive(Debug)]
-pub struct Agent {
+pub struct GuestAgent {
     stream: UnixStream,
     lines: Lines,
     last_id: u64,
@@ -66,13 +66,13 @@ pub struct GuestDisk {
     pub partition: bool,
 }
 
-impl Agent {
+impl GuestAgent {
     /// Connects to the agent's channel. Whether an agent listens shows with the first command.
-    pub async fn connect(path: &Path) -> Result<Agent> {
+    pub async fn connect(path: &Path) -> Result<GuestAgent> {
         let stream = UnixStream::connect(path)
             .await
             .context("connect to", path)?;
-        Ok(Agent {
+        Ok(GuestAgent {
             stream,
             lines: Lines::new(ANSWER_BYTES_MAX),
             last_id: 0,

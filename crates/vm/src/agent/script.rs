@@ -9,7 +9,7 @@ use std::time::Duration;
 use trellis_api::Bytes;
 use trellis_node::filesystem::Outcome;
 
-use super::Agent;
+use super::GuestAgent;
 use crate::error::{Error, Result};
 
 const DISK: &str = include_str!("disk.sh");
@@ -121,7 +121,7 @@ pub enum IfMounted {
     Unmount,
 }
 
-impl Agent {
+impl GuestAgent {
     /// Grows the partition and the filesystem on the disk with this serial number to the disk's size, which must be
     /// `want` at least.
     pub async fn grow_filesystem(&mut self, serial: &str, want: Bytes) -> Result<GuestGrowth> {

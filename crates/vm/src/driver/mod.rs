@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use trellis_api::Bytes;
 use trellis_node::filesystem::Outcome;
 
-use crate::agent::Agent;
+use crate::agent::GuestAgent;
 use crate::agent::script::IfMounted;
 use crate::disks::Inventory;
 use crate::error::{Error, Result};
@@ -124,12 +124,14 @@ impl Vm {
         self.ask(Request::Disks).await
     }
 
-    /// Plugs a disk. It is there when this is answered; the guest sees it a moment later.
+    /// Plugs a disk. It is there when this is answered; the guest sees it a moment later. A disk whose removal the guest
+    /// has not acknowledged is still there, and goes when it does.
     pub async fn plug(&self, disk: DiskSpec) -> Result<Plugged> {
         self.ask(|reply| Request::Plug(Box::new(disk), reply)).await
     }
 
-    /// Unplugs a disk, and answers when QEMU has let go of it. On the scsi bus QEMU does not wait for the guest: use
+    /// Unplugs a disk, and answers when QEMU has let go of its bytes. While the guest is paused, QEMU keeps the
+    /// descriptor open without using it, and closes it when the guest goes on. On the scsi bus QEMU does not wait for the guest: use
     /// [`Vm::unplug_with`] unless the guest is known not to use the disk.
     pub async fn unplug(&self, id: &DiskId, limit: Duration) -> Result<()> {
         let id = id.clone();
@@ -139,7 +141,7 @@ impl Vm {
     /// Unplugs a disk after the guest's agent has written it back and found nobody who uses it.
     pub async fn unplug_with(
         &self,
-        agent: &mut Agent,
+        agent: &mut GuestAgent,
         id: &DiskId,
         serial: &str,
         if_mounted: IfMounted,

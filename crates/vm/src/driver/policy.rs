@@ -16,7 +16,7 @@ pub enum VmState {
     /// QEMU has ended as it should.
     Stopped(End),
     /// The machine is lost.
-    Failed(Failure),
+    Failed(VmLoss),
 }
 
 /// Why a guest is stopped.
@@ -41,7 +41,7 @@ pub enum End {
 
 /// How a machine was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum VmLoss {
     /// QEMU ended without saying that it would.
     QemuGone,
     /// The guest's kernel gave up.
@@ -61,9 +61,9 @@ impl fmt::Display for VmState {
             VmState::Stopping => "stopping",
             VmState::Stopped(End::Guest) => "switched off",
             VmState::Stopped(End::Host) => "ended from outside",
-            VmState::Failed(Failure::QemuGone) => "lost, because QEMU ended",
-            VmState::Failed(Failure::GuestPanicked) => "lost, because the guest's kernel panicked",
-            VmState::Failed(Failure::InternalError) => "lost, because QEMU could not go on",
+            VmState::Failed(VmLoss::QemuGone) => "lost, because QEMU ended",
+            VmState::Failed(VmLoss::GuestPanicked) => "lost, because the guest's kernel panicked",
+            VmState::Failed(VmLoss::InternalError) => "lost, because QEMU could not go on",
         })
     }
 }
@@ -73,7 +73,7 @@ impl VmState {
     pub fn is_over(self) -> bool {
         matches!(
             self,
-            VmState::Stopped(_) | VmState::Failed(Failure::QemuGone)
+            VmState::Stopped(_) | VmState::Failed(VmLoss::QemuGone)
         )
     }
 }
@@ -134,7 +134,7 @@ impl fmt::Display for RequestKind {
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum Ruling {
     /// It is carried out.
     Do,
     /// It is so already.
@@ -144,7 +144,7 @@ pub enum Decision {
 /// A request that the state does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the machine cannot {request} now: it is {state}")]
-pub struct Refusal {
+pub struct NotNow {
     /// What was asked for.
     pub request: RequestKind,
     /// The state.
@@ -152,30 +152,30 @@ pub struct Refusal {
 }
 
 /// Whether a request is carried out in a state.
-pub fn accept(state: VmState, request: RequestKind) -> Result<Decision, Refusal> {
+pub fn accept(state: VmState, request: RequestKind) -> Result<Ruling, NotNow> {
     use RequestKind as R;
     use VmState as S;
-    let refused = Err(Refusal { request, state });
+    let refused = Err(NotNow { request, state });
     match (state, request) {
-        (S::Stopped(_) | S::Failed(Failure::QemuGone), R::Stop) => Ok(Decision::Already),
-        (S::Stopped(_) | S::Failed(Failure::QemuGone), _) => refused,
-        (_, R::Disks) => Ok(Decision::Do),
+        (S::Stopped(_) | S::Failed(VmLoss::QemuGone), R::Stop) => Ok(Ruling::Already),
+        (S::Stopped(_) | S::Failed(VmLoss::QemuGone), _) => refused,
+        (_, R::Disks) => Ok(Ruling::Do),
         // A machine without a living guest still has a QEMU to be ended.
-        (S::Failed(_), R::Stop) => Ok(Decision::Do),
+        (S::Failed(_), R::Stop) => Ok(Ruling::Do),
         (S::Failed(_), _) => refused,
-        (S::Stopping, R::Stop) => Ok(Decision::Already),
+        (S::Stopping, R::Stop) => Ok(Ruling::Already),
         // The guest writes back what it has, and may be out of room while it does.
-        (S::Stopping, R::Grow) => Ok(Decision::Do),
+        (S::Stopping, R::Grow) => Ok(Ruling::Do),
         (S::Stopping, _) => refused,
-        (_, R::Plug | R::Unplug | R::Grow | R::Limit | R::Stop) => Ok(Decision::Do),
-        (S::Starting, R::Start) => Ok(Decision::Do),
-        (S::Running, R::Start) => Ok(Decision::Already),
+        (_, R::Plug | R::Unplug | R::Grow | R::Limit | R::Stop) => Ok(Ruling::Do),
+        (S::Starting, R::Start) => Ok(Ruling::Do),
+        (S::Running, R::Start) => Ok(Ruling::Already),
         (S::Paused(_), R::Start) => refused,
         (S::Starting, R::Pause | R::Resume) => refused,
-        (S::Running, R::Pause) => Ok(Decision::Do),
-        (S::Running, R::Resume) => Ok(Decision::Already),
-        (S::Paused(_), R::Pause) => Ok(Decision::Already),
-        (S::Paused(_), R::Resume) => Ok(Decision::Do),
+        (S::Running, R::Pause) => Ok(Ruling::Do),
+        (S::Running, R::Resume) => Ok(Ruling::Already),
+        (S::Paused(_), R::Pause) => Ok(Ruling::Already),
+        (S::Paused(_), R::Resume) => Ok(Ruling::Do),
     }
 }
 
@@ -188,8 +188,8 @@ pub fn state_of(run_state: &str, out_of_space: bool, stopping: bool) -> VmState 
         "running" => VmState::Running,
         "io-error" if out_of_space => VmState::Paused(Pause::NoSpace),
         "io-error" => VmState::Paused(Pause::DiskError),
-        "guest-panicked" => VmState::Failed(Failure::GuestPanicked),
-        "internal-error" => VmState::Failed(Failure::InternalError),
+        "guest-panicked" => VmState::Failed(VmLoss::GuestPanicked),
+        "internal-error" => VmState::Failed(VmLoss::InternalError),
         "shutdown" => VmState::Stopped(End::Guest),
         // There are a dozen more, in all of which the guest does not run and can go on.
         _ => VmState::Paused(Pause::Asked),
@@ -209,9 +209,9 @@ mod tests {
         VmState::Stopping,
         VmState::Stopped(End::Guest),
         VmState::Stopped(End::Host),
-        VmState::Failed(Failure::QemuGone),
-        VmState::Failed(Failure::GuestPanicked),
-        VmState::Failed(Failure::InternalError),
+        VmState::Failed(VmLoss::QemuGone),
+        VmState::Failed(VmLoss::GuestPanicked),
+        VmState::Failed(VmLoss::InternalError),
     ];
 
     #[test]
@@ -220,8 +220,8 @@ mod tests {
         for state in STATES.into_iter().filter(|state| state.is_over()) {
             for request in RequestKind::ALL {
                 let expected = match request {
-                    RequestKind::Stop => Ok(Decision::Already),
-                    _ => Err(Refusal { request, state }),
+                    RequestKind::Stop => Ok(Ruling::Already),
+                    _ => Err(NotNow { request, state }),
                 };
                 assert_eq!(accept(state, request), expected);
             }
@@ -233,7 +233,7 @@ mod tests {
         // Fails if a guest that is out of room, paused or on its way out cannot be given more.
         for state in STATES {
             let dead = state.is_over() || matches!(state, VmState::Failed(_));
-            let grows = accept(state, RequestKind::Grow) == Ok(Decision::Do);
+            let grows = accept(state, RequestKind::Grow) == Ok(Ruling::Do);
             assert_eq!(grows, !dead, "{state}");
         }
     }

@@ -9,14 +9,14 @@ use tokio::time::Instant;
 use trellis_api::Bytes;
 use trellis_node::filesystem::Outcome;
 
-use super::policy::{Decision, End, Failure, Pause, RequestKind, VmState, accept, state_of};
+use super::policy::{End, Pause, RequestKind, Ruling, VmLoss, VmState, accept, state_of};
 use super::{Reply, Request};
 use crate::disks::{self, Inventory};
 use crate::error::{Error, Result};
 use crate::graph::{DiskId, DiskSpec};
 use crate::grow;
 use crate::plug::{self, Removal};
-use crate::qmp::{Client, Event, Events, Next};
+use crate::qmp::{Client, Event, Events, Notice};
 
 /// How often a driver looks whether something has to be done, if nothing else wakes it.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
@@ -136,15 +136,15 @@ impl Driver {
         Ok(())
     }
 
-    async fn happened(&mut self, next: Next) {
+    async fn happened(&mut self, next: Notice) {
         match next {
-            Next::Event(event) => self.event(event).await,
-            Next::Missed(count) => {
+            Notice::Event(event) => self.event(event).await,
+            Notice::Missed(count) => {
                 tracing::warn!(count, "events of QEMU were missed; it is asked again");
                 self.look_again().await;
             }
-            Next::Closed => {
-                let gone = VmState::Failed(Failure::QemuGone);
+            Notice::Closed => {
+                let gone = VmState::Failed(VmLoss::QemuGone);
                 self.set_state(self.ending.map_or(gone, VmState::Stopped));
             }
         }
@@ -254,8 +254,8 @@ impl Driver {
 
     async fn requested(&mut self, request: Request) {
         match accept(self.state(), request.kind()) {
-            Ok(Decision::Do) => self.carry_out(request).await,
-            Ok(Decision::Already) => match request {
+            Ok(Ruling::Do) => self.carry_out(request).await,
+            Ok(Ruling::Already) => match request {
                 Request::Start(_, reply)
                 | Request::Pause(reply)
                 | Request::Resume(reply)
@@ -378,7 +378,7 @@ fn answer<T>(reply: Reply<T>, with: Result<T>) {
 
 fn refuse(request: Request, state: VmState) {
     let request_kind: RequestKind = request.kind();
-    let refusal = super::policy::Refusal {
+    let refusal = super::policy::NotNow {
         request: request_kind,
         state,
     };

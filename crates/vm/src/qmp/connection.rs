@@ -12,14 +12,14 @@ use trellis_node::sys::fdpass;
 
 use super::message::{self, Event, Message, Refusal};
 use super::{LINE_BYTES_MAX, Version};
-use crate::error::Fault;
+use crate::error::ConnectionEnd;
 use crate::line::Lines;
 
 const READ_BYTES: usize = 64 << 10;
 /// How many commands may be without an answer. Whoever gave up on one is not counted.
 const WAITING_MAX: usize = 64;
 
-pub(super) type Reply = oneshot::Sender<Result<Result<Value, Refusal>, Fault>>;
+pub(super) type Reply = oneshot::Sender<Result<Result<Value, Refusal>, ConnectionEnd>>;
 
 /// A command that is to be sent.
 #[derive(Debug)]
@@ -60,13 +60,13 @@ impl Connection {
     }
 
     /// Waits for the greeting. `None` if something else came.
-    pub(super) async fn greeting(&mut self) -> Result<Option<Version>, Fault> {
+    pub(super) async fn greeting(&mut self) -> Result<Option<Version>, ConnectionEnd> {
         loop {
-            if let Some(line) = self.lines.next().map_err(|_| Fault::LineTooLong)? {
+            if let Some(line) = self.lines.next().map_err(|_| ConnectionEnd::LineTooLong)? {
                 return match message::read(&line) {
                     Some(Message::Greeting(version)) => Ok(Some(version)),
                     Some(_) => Ok(None),
-                    None => Err(Fault::Garbage),
+                    None => Err(ConnectionEnd::Garbage),
                 };
             }
             self.stream.readable().await.map_err(socket)?;
@@ -99,7 +99,7 @@ impl Connection {
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
         events: &broadcast::Sender<Event>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ConnectionEnd> {
         loop {
             // QEMU may have sent something right behind its greeting.
             self.deliver(events)?;
@@ -145,7 +145,7 @@ impl Connection {
     }
 
     /// Writes as much as the socket takes.
-    fn write(&mut self) -> Result<(), Fault> {
+    fn write(&mut self) -> Result<(), ConnectionEnd> {
         let Some(outgoing) = &mut self.outgoing else {
             return Ok(());
         };
@@ -169,9 +169,9 @@ impl Connection {
     }
 
     /// Reads what is there.
-    fn read(&mut self) -> Result<(), Fault> {
+    fn read(&mut self) -> Result<(), ConnectionEnd> {
         match self.stream.try_read(&mut self.buffer) {
-            Ok(0) => Err(Fault::Closed),
+            Ok(0) => Err(ConnectionEnd::Closed),
             Ok(count) => {
                 self.lines.push(&self.buffer[..count]);
                 Ok(())
@@ -182,9 +182,9 @@ impl Connection {
     }
 
     /// Hands on every line that is whole.
-    fn deliver(&mut self, events: &broadcast::Sender<Event>) -> Result<(), Fault> {
-        while let Some(line) = self.lines.next().map_err(|_| Fault::LineTooLong)? {
-            match message::read(&line).ok_or(Fault::Garbage)? {
+    fn deliver(&mut self, events: &broadcast::Sender<Event>) -> Result<(), ConnectionEnd> {
+        while let Some(line) = self.lines.next().map_err(|_| ConnectionEnd::LineTooLong)? {
+            match message::read(&line).ok_or(ConnectionEnd::Garbage)? {
                 Message::Answer { id, answer } => match self.waiting.remove(&id) {
                     Some(reply) => {
                         let _ = reply.send(Ok(answer));
@@ -204,9 +204,9 @@ impl Connection {
     }
 }
 
-fn socket(error: io::Error) -> Fault {
+fn socket(error: io::Error) -> ConnectionEnd {
     match error.kind() {
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Fault::Closed,
-        kind => Fault::Socket(kind),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ConnectionEnd::Closed,
+        kind => ConnectionEnd::Socket(kind),
     }
 }

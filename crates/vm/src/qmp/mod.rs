@@ -21,7 +21,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 pub use message::Event;
 
-use crate::error::{Context, Error, Fault, Result};
+use crate::error::{ConnectionEnd, Context, Error, Result};
 use connection::{Connection, Order};
 
 /// How long QEMU may take to greet. It does so as soon as it accepts.
@@ -58,7 +58,7 @@ pub struct Version {
 
 /// What comes next in a subscriber's queue.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Next {
+pub enum Notice {
     /// The next event.
     Event(Event),
     /// So many events were dropped because they were not taken in time.
@@ -73,11 +73,11 @@ pub struct Events(broadcast::Receiver<Event>);
 
 impl Events {
     /// Waits for what comes next. A caller that gives up waiting loses nothing.
-    pub async fn next(&mut self) -> Next {
+    pub async fn next(&mut self) -> Notice {
         match self.0.recv().await {
-            Ok(event) => Next::Event(event),
-            Err(broadcast::error::RecvError::Lagged(count)) => Next::Missed(count),
-            Err(broadcast::error::RecvError::Closed) => Next::Closed,
+            Ok(event) => Notice::Event(event),
+            Err(broadcast::error::RecvError::Lagged(count)) => Notice::Missed(count),
+            Err(broadcast::error::RecvError::Closed) => Notice::Closed,
         }
     }
 }
@@ -98,7 +98,7 @@ impl Client {
                 });
             }
             Ok(Ok(Some(version))) => version,
-            Ok(Ok(None) | Err(Fault::Garbage | Fault::LineTooLong)) => {
+            Ok(Ok(None) | Err(ConnectionEnd::Garbage | ConnectionEnd::LineTooLong)) => {
                 return Err(Error::NotQmp {
                     path: path.to_owned(),
                 });
@@ -178,9 +178,9 @@ impl Client {
         let answered = async {
             // Both ends of the task are its end: then nobody takes orders, and every reply is dropped.
             if self.orders.send(order).await.is_err() {
-                return Err(Fault::Closed);
+                return Err(ConnectionEnd::Closed);
             }
-            answer.await.unwrap_or(Err(Fault::Closed))
+            answer.await.unwrap_or(Err(ConnectionEnd::Closed))
         };
         let answer = tokio::time::timeout(limit, answered)
             .await

@@ -110,7 +110,7 @@ async fn events_keep_their_order_and_may_have_any_shape() {
     assert_eq!(answer.unwrap(), json!("to us"));
     for (name, data) in [("STOP", Value::Null), ("NEVER_HEARD_OF", json!([1]))] {
         let name = name.to_owned();
-        assert_eq!(events.next().await, Next::Event(Event { name, data }));
+        assert_eq!(events.next().await, Notice::Event(Event { name, data }));
     }
 }
 
@@ -128,8 +128,8 @@ async fn a_slow_subscriber_is_told_what_it_missed() {
     };
     let (answer, ()) = tokio::join!(client.execute("ask", Value::Null), script);
     answer.unwrap();
-    assert_eq!(events.next().await, Next::Missed(10));
-    let Next::Event(event) = events.next().await else {
+    assert_eq!(events.next().await, Notice::Missed(10));
+    let Notice::Event(event) = events.next().await else {
         panic!("an event was expected")
     };
     assert_eq!(event.data["number"], 10);
@@ -200,9 +200,9 @@ async fn a_closed_connection_fails_every_command_that_waits() {
             Error::Connection { fault, .. } => fault,
             other => panic!("{other}"),
         };
-        assert_eq!(fault, Fault::Closed);
+        assert_eq!(fault, ConnectionEnd::Closed);
     }
-    assert_eq!(events.next().await, Next::Closed);
+    assert_eq!(events.next().await, Notice::Closed);
 }
 
 #[tokio::test]
@@ -210,8 +210,8 @@ async fn an_endless_line_and_garbage_end_the_connection() {
     // Fails if a peer can make the client collect without bound, or if nonsense is passed over.
     let endless = vec![b'x'; LINE_BYTES_MAX + 2];
     for (said, expected) in [
-        (endless.as_slice(), Fault::LineTooLong),
-        (b"{\"return\": ", Fault::Garbage),
+        (endless.as_slice(), ConnectionEnd::LineTooLong),
+        (b"{\"return\": ", ConnectionEnd::Garbage),
     ] {
         let (_dir, mut peer, client, _events) = connected().await;
         let script = async {

@@ -12,7 +12,7 @@ use trellis_guest_parts::kernel::kernel;
 use trellis_guest_parts::modules::Modules;
 use trellis_guest_parts::package::unpacked;
 use trellis_guest_parts::tree::{Tree, find_tool, tool_in};
-use trellis_vm::agent::Agent;
+use trellis_vm::agent::GuestAgent;
 use trellis_vm::agent::exec::GuestOutput;
 use trellis_vm::launch::Boot;
 
@@ -113,7 +113,7 @@ impl Linux {
 }
 
 /// The guest as its agent shows it.
-pub struct Inside(pub Agent);
+pub struct Inside(pub GuestAgent);
 
 impl Inside {
     /// Runs a shell's text that must succeed, and answers what it printed.

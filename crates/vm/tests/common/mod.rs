@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use trellis_api::Bytes;
 use trellis_node::sys::loopdev;
-use trellis_vm::graph::{Backing, Bus, DiskId, DiskLimits, DiskSpec, Format};
+use trellis_vm::graph::{Bus, DiskId, DiskLimits, DiskSpec, ImageFormat, OpenImage};
 use trellis_vm::launch::{Accelerator, Boot, Launch, RunAs, Sockets, VmSpec, launch};
 
 /// `nobody` and `nogroup`.
@@ -206,12 +206,12 @@ pub fn id(text: &str) -> DiskId {
 }
 
 /// A disk whose serial number is its identity.
-pub fn disk(name: &str, bus: Bus, path: &Path, format: Format) -> DiskSpec {
+pub fn disk(name: &str, bus: Bus, path: &Path, format: ImageFormat) -> DiskSpec {
     DiskSpec {
         id: id(name),
         serial: name.to_owned(),
         bus,
-        source: Backing {
+        source: OpenImage {
             file: open(path).into(),
             format,
         },

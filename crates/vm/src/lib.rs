@@ -5,7 +5,7 @@
 //! [`graph`]), and lets the machine run. Disks come, grow ([`grow`]) and go while it runs. [`agent`] talks to the
 //! guest.
 //!
-//! VmLoss paths: a driver that dies costs nothing, because the next one asks QEMU what it has ([`disks`]). A QEMU that
+//! Failure paths: a driver that dies costs nothing, because the next one asks QEMU what it has ([`disks`]). A QEMU that
 //! dies ends its driver, which says so. An unplug that the guest does not acknowledge is reported, and its disk stays.
 //! A growth that QEMU cannot do now names what is in its way.
 //!

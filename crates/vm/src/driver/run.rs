@@ -63,8 +63,7 @@ impl Driver {
         while !self.state().is_over() {
             let wake = self.next_deadline();
             tokio::select! {
-                // What has happened comes before what is asked for.
-                biased;
+                // In no order, so that a guest that causes one event after the other holds up no request.
                 next = self.events.next() => self.happened(next).await,
                 request = requests.recv() => match request {
                     Some(request) => self.requested(request).await,
@@ -176,9 +175,8 @@ impl Driver {
                     tracing::warn!(%error, "what was left of a disk is not released yet");
                 }
             }
-            "STOP" | "RESET" | "GUEST_PANICKED" | "SUSPEND" | "WAKEUP" | "BLOCK_IO_ERROR" => {
-                self.observe_now().await
-            }
+            // A disk without room stops the guest, and that event counts: the guest can cause the other without end.
+            "STOP" | "RESET" | "GUEST_PANICKED" | "SUSPEND" | "WAKEUP" => self.observe_now().await,
             _ => {}
         }
     }

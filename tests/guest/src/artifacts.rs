@@ -34,7 +34,7 @@ impl Artifacts {
             command.args(["--test", test]);
         }
         let output = command.stderr(Stdio::inherit()).output();
-        let said = crate::package::succeeded("cargo", output)?;
+        let said = trellis_guest_parts::package::succeeded("cargo", output)?;
         let mut artifacts = Artifacts {
             programs: BTreeMap::new(),
             tests: BTreeMap::new(),

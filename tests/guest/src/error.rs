@@ -1,7 +1,6 @@
 //! Why there is no guest, or no answer from it.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -11,16 +10,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What went wrong outside of the scenarios.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file or directory of ours could not be used.
-    #[error("could not {action} {path}", path = .path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
+    /// A part of the guest is not there, or a file of ours could not be used.
+    #[error(transparent)]
+    Part(#[from] trellis_guest_parts::Error),
     /// A program could not be started.
     #[error("could not run {program}; `scripts/setup` installs it")]
     NoProgram {
@@ -28,32 +20,6 @@ pub enum Error {
         program: &'static str,
         /// The system's answer.
         source: io::Error,
-    },
-    /// A program failed.
-    #[error("{program} failed with {status}: {said}")]
-    Failed {
-        /// Which.
-        program: &'static str,
-        /// How it ended.
-        status: ExitStatus,
-        /// What it said about it.
-        said: String,
-    },
-    /// The package that names the newest kernel names none.
-    #[error(
-        "apt knows no kernel that {package} depends on; is its list of packages there (`apt-get update`)?"
-    )]
-    NoKernel {
-        /// The package.
-        package: &'static str,
-    },
-    /// The unpacked kernel package lacks something.
-    #[error("{path} has no {what}", path = .path.display())]
-    Incomplete {
-        /// Where it was looked for.
-        path: PathBuf,
-        /// What is missing.
-        what: String,
     },
     /// Cargo built no such program.
     #[error("cargo built no program named {name}")]
@@ -88,20 +54,4 @@ pub enum Error {
         /// The last lines of its console.
         console: String,
     },
-}
-
-/// Adds what was tried to a system's answer.
-pub(crate) trait Context<T> {
-    /// The error with its context.
-    fn context(self, action: &'static str, path: &Path) -> Result<T>;
-}
-
-impl<T> Context<T> for io::Result<T> {
-    fn context(self, action: &'static str, path: &Path) -> Result<T> {
-        self.map_err(|source| Error::Io {
-            action,
-            path: path.to_owned(),
-            source,
-        })
-    }
 }

@@ -4,7 +4,7 @@
 //! It exists because the machine that the tests run on may lack what they need: CAP_SYS_RESOURCE, without which ext3
 //! and ext4 do not grow online, or an iSCSI initiator in its kernel.
 //!
-//! The steps of a run: [`artifacts`] has cargo build the programs, [`kernel`] fetches the kernel, [`image`] packs both
+//! The steps of a run: [`artifacts`] has cargo build the programs, [`trellis_guest_parts`] fetches the kernel, [`image`] packs both
 //! with the filesystems' tools and their libraries, [`qemu`] starts the machine, and [`run`] sends one [`scenario`]
 //! after the other to process 1 of the guest (`guest-init`), over a virtio-serial port that speaks [`protocol`].
 //!
@@ -14,30 +14,12 @@
 //! opened them.
 
 pub mod artifacts;
-pub mod cpio;
 pub mod error;
 pub mod image;
-pub mod kernel;
-pub mod modules;
-mod package;
 pub mod protocol;
 pub mod qemu;
 pub mod run;
 pub mod scenario;
 
-use std::path::PathBuf;
-
 pub use error::{Error, Result};
-
-/// The root of the workspace.
-pub fn workspace() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
-
-/// Where cargo puts what it makes, and we what we keep between runs.
-pub fn target() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => dir.into(),
-        None => workspace().join("target"),
-    }
-}
+pub use trellis_guest_parts::{target, workspace};

@@ -8,10 +8,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use trellis_guest_parts::error::Context;
+use trellis_guest_parts::package::succeeded;
 
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::image::Image;
-use crate::package::succeeded;
 use crate::protocol::PORT;
 
 /// The guest's memory and processors.
@@ -150,7 +151,8 @@ pub fn shell(image: &Image) -> Result<ExitStatus> {
 }
 
 fn work_dir() -> Result<TempDir> {
-    TempDir::with_prefix("trellis-guest-").context("make a directory in", &std::env::temp_dir())
+    let dir = TempDir::with_prefix("trellis-guest-");
+    Ok(dir.context("make a directory in", &std::env::temp_dir())?)
 }
 
 /// QEMU with all but its console and port.
@@ -209,5 +211,6 @@ fn make_disk(path: &Path) -> Result<()> {
         .args(["-q", "-K", "-l", "size=64m"])
         .arg(path)
         .output();
-    succeeded("mkfs.xfs", output).map(drop)
+    succeeded("mkfs.xfs", output)?;
+    Ok(())
 }

@@ -13,7 +13,7 @@ use crate::target;
 ///
 /// It is made beside where it is kept, and moved there when it is whole, so that whoever else does the same finds all
 /// of it or nothing.
-pub(crate) fn unpacked(name: &str, choose: impl Fn() -> Result<Vec<String>>) -> Result<PathBuf> {
+pub fn unpacked(name: &str, choose: impl Fn() -> Result<Vec<String>>) -> Result<PathBuf> {
     let above = target().join("guest");
     let kept = above.join(name);
     if kept.is_dir() {
@@ -55,7 +55,7 @@ pub(crate) fn unpacked(name: &str, choose: impl Fn() -> Result<Vec<String>>) -> 
 }
 
 /// What one of apt's programs printed.
-pub(crate) fn apt(program: &'static str, arguments: &[&str], dir: &Path) -> Result<String> {
+pub fn apt(program: &'static str, arguments: &[&str], dir: &Path) -> Result<String> {
     let output = Command::new(program)
         .args(arguments)
         .current_dir(dir)
@@ -64,7 +64,7 @@ pub(crate) fn apt(program: &'static str, arguments: &[&str], dir: &Path) -> Resu
 }
 
 /// What a program printed, if it succeeded.
-pub(crate) fn succeeded(program: &'static str, output: std::io::Result<Output>) -> Result<String> {
+pub fn succeeded(program: &'static str, output: std::io::Result<Output>) -> Result<String> {
     let output = output.map_err(|source| Error::NoProgram { program, source })?;
     if !output.status.success() {
         return Err(Error::Failed {

@@ -12,7 +12,7 @@ use trellis_control::claim::class::Class;
 
 use super::{ControllerService, required};
 use crate::codes;
-use crate::objects::{Objects, follow};
+use crate::objects::{CONFLICTS_MAX, Objects, follow, is_conflict};
 use crate::proto::csi::ControllerModifyVolumeRequest;
 
 /// The parameters that can be changed.
@@ -44,35 +44,47 @@ pub async fn modify(
     let objects = &service.objects;
     objects.volume(id).await?;
     let _turn = service.turns.take(id)?;
-    let volume = objects.volume(id).await?;
-    let class = wanted(&volume, &request.mutable_parameters)?;
-    let mut change = Map::new();
-    let has_copies = (volume.spec.replicas, volume.spec.consistency_factor);
-    let wants_copies = (class.replicas, class.consistency_factor);
-    if has_copies != wants_copies {
-        require_target(&volume)?;
-        change.insert("replicas".to_owned(), json!(class.replicas));
-        change.insert(
-            "consistencyFactor".to_owned(),
-            json!(class.consistency_factor),
-        );
+    for _ in 0..CONFLICTS_MAX {
+        let volume = objects.volume(id).await?;
+        let class = wanted(&volume, &request.mutable_parameters)?;
+        if let Some(change) = change(&volume, &class)? {
+            let body = json!({
+                "metadata": { "uid": volume.uid(), "resourceVersion": volume.resource_version() },
+                "spec": change,
+            });
+            match objects.patch_volume(id, &body).await {
+                Ok(_) => {}
+                Err(error) if is_conflict(&error) => continue,
+                Err(error) => return Err(codes::from_api(&error, &format!("volume {id}"))),
+            }
+        }
+        if volume.spec.is_behind_target() {
+            let copies = (class.replicas, class.consistency_factor);
+            has_copies_now(objects, id, copies, until).await?;
+        }
+        return Ok(());
     }
-    if volume.spec.scrub_interval_seconds != class.scrub_interval_seconds {
+    let message = format!("Volume {id} is changed by others all the time.");
+    let hold = Hold::new(HoldReason::OperationRunning, message);
+    Err(codes::refused(&hold))
+}
+
+/// What is to be written into the volume; none if it wants all of it already.
+fn change(volume: &Volume, class: &Class) -> Result<Option<Value>, Status> {
+    let spec = &volume.spec;
+    let mut change = Map::new();
+    let has = (spec.replicas, spec.consistency_factor);
+    if has != (class.replicas, class.consistency_factor) {
+        require_target(volume)?;
+        let factor = json!(class.consistency_factor);
+        change.insert("replicas".to_owned(), json!(class.replicas));
+        change.insert("consistencyFactor".to_owned(), factor);
+    }
+    if spec.scrub_interval_seconds != class.scrub_interval_seconds {
         let seconds = json!(class.scrub_interval_seconds);
         change.insert("scrubIntervalSeconds".to_owned(), seconds);
     }
-    if !change.is_empty() {
-        let body = json!({
-            "metadata": { "uid": volume.uid(), "resourceVersion": volume.resource_version() },
-            "spec": Value::Object(change),
-        });
-        let patched = objects.patch_volume(id, &body).await;
-        patched.map_err(|error| codes::from_api(&error, &format!("volume {id}")))?;
-    }
-    if volume.spec.is_behind_target() {
-        has_copies_now(objects, id, wants_copies, until).await?;
-    }
-    Ok(())
+    Ok((!change.is_empty()).then_some(Value::Object(change)))
 }
 
 /// What the parameters make of the volume. If the number of copies changes and nothing is said of the factor, it is a

@@ -1,5 +1,6 @@
 //! The CSI driver, called as sidecars and kubelets call it: real service, real socket, real loop devices.
 
+mod apart;
 mod caller;
 mod controller;
 mod node;
@@ -47,9 +48,14 @@ fn a_kubelet_learns_of_the_driver_also_after_a_kill() {
     assert!(!socket.exists() && !caller.endpoint().exists());
 }
 
-/// What is left of the volumes of a service.
+/// What is left of the volumes of a service. A deleted volume is gone at once; its copies follow.
 fn leftovers(caller: &Caller) -> Vec<String> {
-    let kinds = ["volumes", "targets", "replicas", "attachments"];
+    caller.service.wait("the copies are gone", |service| {
+        let copies = service.objects("replicas.trellis.dev");
+        let targets = service.objects("targets.trellis.dev");
+        (copies.is_empty() && targets.is_empty()).then_some(())
+    });
+    let kinds = ["volumes", "attachments"];
     let stored = kinds.iter().flat_map(|kind| {
         let found = caller.service.objects(&format!("{kind}.trellis.dev"));
         found

@@ -50,10 +50,6 @@ fn csi_sanity_finds_nothing_and_nothing_is_left() {
                 round.filesystem,
                 summary.join(" ")
             );
-            caller.service.wait("the copies are gone", |service| {
-                let left = service.objects("replicas.trellis.dev");
-                left.is_empty().then_some(())
-            });
             assert_eq!(leftovers(&caller), Vec::<String>::new());
             for path in ["sanity-target", "sanity-staging"] {
                 assert!(!caller.service.path(path).exists(), "{path} was left");

@@ -1,6 +1,7 @@
 //! Chores of the workspace: benchmarks, soaks, cargo-deny, and the tests' guest by hand.
 
 mod bench;
+mod csi_sanity;
 mod deaths;
 mod deny;
 mod guest;
@@ -22,6 +23,8 @@ enum Chore {
     /// Measure, beside the bare operation in the same run, and print ratios
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Build csi-sanity, a Go program, and run it against the CSI driver
+    CsiSanity(csi_sanity::CsiSanity),
     /// Check licences, sources and walls with cargo-deny itself, which is built on the first run
     Deny,
     /// A shell in the guest that the tests use, or scenarios in it
@@ -40,6 +43,7 @@ enum Chore {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().chore {
         Chore::Bench(bench) => bench::run(bench),
+        Chore::CsiSanity(sanity) => csi_sanity::run(&sanity),
         Chore::Deaths => deaths::run(),
         Chore::Deny => deny::run(),
         Chore::Guest(guest) => guest::run(guest),

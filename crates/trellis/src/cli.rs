@@ -173,6 +173,23 @@ pub struct Up {
     /// How long the certificates last that nodes prove themselves with to each other; renewed after two thirds
     #[arg(long, value_name = "TIME", default_value = "2160h", value_parser = parse_duration)]
     pub certificate_life: Duration,
+    /// Serve the CSI driver trellis.dev at this Unix socket: identity, controller and node together
+    #[arg(long, value_name = "SOCKET")]
+    pub csi_endpoint: Option<PathBuf>,
+    #[command(flatten)]
+    pub kubelet: KubeletArgs,
+}
+
+/// The kubelet that the CSI driver works for
+#[derive(Args, Clone, Debug)]
+pub struct KubeletArgs {
+    /// The kubelet's directory, such as /var/lib/kubelet: the driver registers in its plugins_registry, and lets volumes
+    /// appear only below it
+    #[arg(long, value_name = "DIR", requires = "csi_endpoint")]
+    pub kubelet_dir: Option<PathBuf>,
+    /// The directory in which the kubelet looks for plugins, if it is not plugins_registry in its own
+    #[arg(long, value_name = "DIR", requires = "csi_endpoint")]
+    pub registration_dir: Option<PathBuf>,
 }
 
 /// How long the volume room waits for what may pass.
@@ -208,6 +225,10 @@ pub struct Controller {
     /// How often everything is looked at again although nothing changed, in seconds; a safety net
     #[arg(long, value_name = "SECONDS", default_value_t = RESYNC.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
     pub resync_seconds: u64,
+    /// Serve the CSI driver trellis.dev at this Unix socket: identity and controller. Every controller serves it, whether it
+    /// plans or not
+    #[arg(long, value_name = "SOCKET")]
+    pub csi_endpoint: Option<PathBuf>,
 }
 
 /// `trellis node run`
@@ -227,6 +248,11 @@ pub struct NodeRun {
     pub link_address: Option<std::net::IpAddr>,
     #[command(flatten)]
     pub agent: AgentArgs,
+    /// Serve the CSI driver trellis.dev at this Unix socket: identity and node
+    #[arg(long, value_name = "SOCKET")]
+    pub csi_endpoint: Option<PathBuf>,
+    #[command(flatten)]
+    pub kubelet: KubeletArgs,
 }
 
 /// `trellis down`

@@ -3,14 +3,16 @@
 use std::io::Write;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
 use trellis_api::kinds::SYSTEM_NAMESPACE;
 use trellis_control::lease::{self, LeaseSettings, VOLUMES_LEASE};
 use trellis_control::run::run_volumes;
 
 use crate::cli::{Controller, Global};
 use crate::connect::connect;
+use crate::csi;
 use crate::up::host_name;
 
 /// Runs until it is told to stop.
@@ -25,6 +27,10 @@ pub async fn run(global: &Global, verb: &Controller) -> anyhow::Result<()> {
         lasts: Duration::from_secs(verb.lease_seconds),
     };
     let resync = Duration::from_secs(verb.resync_seconds);
+    let mut tasks = JoinSet::new();
+    if let Some(endpoint) = &verb.csi_endpoint {
+        csi::start(endpoint, service.client.clone(), true, None, &mut tasks).await?;
+    }
     let _ = writeln!(
         std::io::stdout(),
         "trellis waits for its turn to plan the volumes"
@@ -32,8 +38,10 @@ pub async fn run(global: &Global, verb: &Controller) -> anyhow::Result<()> {
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
+        Some(_) = tasks.join_next() => bail!("the CSI driver has failed; this is a bug, and a restart goes on from where it was"),
         () = run_volumes(service.client.clone(), settings.clone(), verb.waits.waits(), resync) => {}
     }
+    csi::forget(verb.csi_endpoint.as_deref(), None);
     lease::release(&service.client, &settings)
         .await
         .context("the lease could not be given up; the next controller waits until it ends")

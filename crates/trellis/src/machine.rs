@@ -16,6 +16,7 @@ use trellis_api::about::About;
 use trellis_engine::replica::{Pool, Replica};
 
 pub use self::consumers::fill;
+pub use self::hold::node_hold;
 use crate::serve::{Links, Supervisor, TargetStatus, Wake};
 
 /// This machine. Private mounts and notes about filesystems in the making live in its data directory.

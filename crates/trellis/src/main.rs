@@ -7,6 +7,7 @@ mod connect;
 mod controller;
 mod crash;
 mod credentials;
+mod csi;
 mod exit;
 mod incarnation;
 mod kernel;

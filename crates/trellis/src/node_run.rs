@@ -22,6 +22,7 @@ use trellis_control::world::World;
 use crate::agent;
 use crate::cli::{Global, NodeRun};
 use crate::credentials;
+use crate::csi::{self, OwnNode};
 use crate::serve::Links;
 
 /// What the name of a node's user begins with.
@@ -57,6 +58,14 @@ pub async fn run(global: &Global, verb: &NodeRun) -> anyhow::Result<()> {
         data.clone(),
     ));
     tasks.spawn(credentials::follow_nodes(client.clone(), machine.clone()));
+    if let Some(endpoint) = &verb.csi_endpoint {
+        let own = OwnNode {
+            name: node.clone(),
+            machine: machine.clone(),
+            kubelet: verb.kubelet.clone(),
+        };
+        csi::start(endpoint, client.clone(), false, Some(own), &mut tasks).await?;
+    }
     agent::attend(&world, client, &node, &machine, &mut tasks)?;
     // Whoever started the service may not read this; that is no reason not to run.
     let _ = writeln!(std::io::stdout(), "trellis looks after node {node}");
@@ -66,6 +75,7 @@ pub async fn run(global: &Global, verb: &NodeRun) -> anyhow::Result<()> {
         // None of them ends by itself: if one does, that is a bug of ours.
         _ = tasks.join_next() => bail!("the agent has failed; this is a bug, and a restart goes on from where it was"),
     }
+    csi::forget(verb.csi_endpoint.as_deref(), Some(&verb.kubelet));
     Ok(())
 }
 

@@ -30,6 +30,7 @@ use trellis_node::volume::lock_holder;
 use crate::agent;
 use crate::cli::{Global, Up};
 use crate::credentials;
+use crate::csi::{self, OwnNode};
 use crate::metrics::{self, Sources};
 use crate::serve::Links;
 
@@ -96,6 +97,7 @@ pub async fn run(global: &Global, up: &Up) -> anyhow::Result<()> {
     };
     listen::serve(listener, &pki, api, stopped).await;
     forget_metrics(&data)?;
+    csi::forget(up.csi_endpoint.as_deref(), Some(&up.kubelet));
     anyhow::ensure!(
         !failed,
         "a controller has failed; this is a bug, and a restart goes on from where it was"
@@ -186,6 +188,14 @@ async fn start(
     start_credentials(api, data, node, up, &mut tasks)?;
     tasks.spawn(credentials::follow_nodes(api.client(), machine.clone()));
     agent::attend(&world, api.client(), node, &machine, &mut tasks)?;
+    if let Some(endpoint) = &up.csi_endpoint {
+        let own = OwnNode {
+            name: node.to_owned(),
+            machine: machine.clone(),
+            kubelet: up.kubelet.clone(),
+        };
+        csi::start(endpoint, api.client(), true, Some(own), &mut tasks).await?;
+    }
     if let Some(listener) = metrics {
         let sources = Sources::new(world, node.to_owned(), api.clone(), machine, started);
         tasks.spawn(metrics::serve(listener, Arc::new(sources)));

@@ -28,8 +28,8 @@ pub use target::{
 };
 pub use volume::{
     COPIES_HELD, ClaimRef, GROWTH_RECORDS_MAX, GrowthRecord, GrowthRequest, GrowthResult,
-    POOL_FULL, Placement, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase, VolumeSpec,
-    VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence,
+    POOL_FULL, Placement, PublishedTo, RungTime, SCRUB_INTERVAL_SECONDS, Via, Volume, VolumePhase,
+    VolumeSpec, VolumeStatus, WhenBelowQuorum, WhenFull, behind_sentence,
 };
 
 /// API group of our kinds, and the name of provisioner and CSI driver.

@@ -61,6 +61,9 @@ pub struct VolumeSpec {
     /// How it may be used, in Kubernetes' words: `ReadWriteOnce` and so on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub access_modes: Vec<String>,
+    /// The node that CSI has published it to, if any. Uses that are not made by CSI do not ask for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published_to: Option<PublishedTo>,
     /// The options that its filesystem is mounted with.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mount_options: Vec<String>,
@@ -249,6 +252,17 @@ pub struct GrowthRequest {
     pub at: MicroTime,
     /// The claim's size before it.
     pub from: Bytes,
+}
+
+/// A node that may use a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PublishedTo {
+    /// The node.
+    pub node: String,
+    /// Whether it may only read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
 }
 
 /// Where a copy lives.

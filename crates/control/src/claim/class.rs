@@ -60,7 +60,36 @@ impl Class {
     /// Reads a class.
     pub fn read(class: &StorageClass) -> Result<Class, Hold> {
         let name = class.metadata.name.as_deref().unwrap_or_default();
+        if class
+            .allowed_topologies
+            .as_ref()
+            .is_some_and(|topologies| !topologies.is_empty())
+        {
+            let message = format!(
+                "StorageClass {name:?} has allowedTopologies, which are not supported; its parameter pools says where \
+                 volumes live."
+            );
+            return Err(Hold::new(HoldReason::ClassInvalid, message));
+        }
         let nothing = BTreeMap::new();
+        let parameters = class.parameters.as_ref().unwrap_or(&nothing);
+        let options = class.mount_options.as_deref().unwrap_or_default();
+        let mut read = Class::of(&format!("StorageClass {name:?}"), parameters, options)?;
+        read.waits_for_consumer =
+            class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
+        if let Some(policy) = &class.reclaim_policy {
+            read.reclaim_policy = policy.clone();
+        }
+        Ok(read)
+    }
+
+    /// Reads parameters and mount options by themselves. `whose` they are begins every message.
+    pub fn of<'a>(
+        whose: &str,
+        parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
+        mount_options: &[String],
+    ) -> Result<Class, Hold> {
+        let invalid = |message| Hold::new(HoldReason::ClassInvalid, message);
         let mut read = Class {
             pools: Vec::new(),
             replicas: 1,
@@ -76,53 +105,34 @@ impl Class {
             scrub_interval_seconds: SCRUB_INTERVAL_SECONDS,
             allow_shared_disk: false,
             iscsi: IscsiAccess::default(),
-            mount_options: class.mount_options.clone().unwrap_or_default(),
-            waits_for_consumer: class.volume_binding_mode.as_deref()
-                == Some("WaitForFirstConsumer"),
-            reclaim_policy: class
-                .reclaim_policy
-                .clone()
-                .unwrap_or_else(|| "Delete".to_owned()),
+            mount_options: mount_options.to_vec(),
+            waits_for_consumer: false,
+            reclaim_policy: "Delete".to_owned(),
         };
-        if class
-            .allowed_topologies
-            .as_ref()
-            .is_some_and(|topologies| !topologies.is_empty())
-        {
-            let message = format!(
-                "StorageClass {name:?} has allowedTopologies, which are not supported; its parameter pools says where \
-                 volumes live."
-            );
-            return Err(Hold::new(HoldReason::ClassInvalid, message));
-        }
-        for (parameter, value) in class.parameters.as_ref().unwrap_or(&nothing) {
+        for (parameter, value) in parameters {
             read.take(parameter, value).map_err(|allowed| {
-                let message = format!(
-                    "StorageClass {name:?} has the parameter {parameter}: {value:?}; allowed is {allowed}."
-                );
-                Hold::new(HoldReason::ClassInvalid, message)
+                invalid(format!(
+                    "{whose} has the parameter {parameter}: {value:?}; allowed is {allowed}."
+                ))
             })?;
         }
         if let Err(refused) = MountOptions::read(read.filesystem, &read.mount_options) {
-            let message = format!("StorageClass {name:?}: {refused}.");
-            return Err(Hold::new(HoldReason::ClassInvalid, message));
+            return Err(invalid(format!("{whose}: {refused}.")));
         }
         if read.replicas > 1 {
             read.via = read.via.or(Some(Via::Fuse));
         }
         if let Some(why) = read.iscsi_contradicts() {
-            let message = format!("StorageClass {name:?} {why}.");
-            return Err(Hold::new(HoldReason::ClassInvalid, message));
+            return Err(invalid(format!("{whose} {why}.")));
         }
         if read.consistency_factor == 0 {
             read.consistency_factor = read.replicas / 2 + 1;
         }
         if read.consistency_factor > read.replicas {
-            let message = format!(
-                "StorageClass {name:?} has consistencyFactor {}, and {} copies.",
+            return Err(invalid(format!(
+                "{whose} has consistencyFactor {}, and {} copies.",
                 read.consistency_factor, read.replicas
-            );
-            return Err(Hold::new(HoldReason::ClassInvalid, message));
+            )));
         }
         Ok(read)
     }

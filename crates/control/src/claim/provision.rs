@@ -5,7 +5,9 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use serde_json::json;
-use trellis_api::kinds::{ClaimRef, PROVISIONER, VOLUME_FINALIZER, Volume, VolumeSpec};
+use trellis_api::kinds::{
+    ClaimRef, FilesystemKind, PROVISIONER, VOLUME_FINALIZER, Volume, VolumeSpec,
+};
 use trellis_api::step::Step;
 use trellis_api::{Bytes, Hold, HoldReason};
 
@@ -118,7 +120,8 @@ fn wanted(
         });
     }
     let size = goal_of(claim).and_then(|size| {
-        require_filesystem_fits(claim, &read, size)?;
+        let kind = (!is_block(claim)).then_some(read.filesystem);
+        require_filesystem_fits(kind, size)?;
         Ok(size)
     });
     let size = size.map_err(|hold| failed(&hold))?;
@@ -173,16 +176,11 @@ fn unfilled(claim: &PersistentVolumeClaim) -> Option<Hold> {
     Some(Hold::new(HoldReason::DataSourceUnsupported, message))
 }
 
-/// A claim that is too small for its filesystem is told so now, not when it is first mounted.
-fn require_filesystem_fits(
-    claim: &PersistentVolumeClaim,
-    class: &Class,
-    size: Bytes,
-) -> Result<(), Hold> {
-    let kind = class.filesystem;
-    if is_block(claim) || size >= kind.size_min() {
+/// A volume that is too small for its filesystem is refused now, not when it is first mounted. A block volume has none.
+pub fn require_filesystem_fits(kind: Option<FilesystemKind>, size: Bytes) -> Result<(), Hold> {
+    let Some(kind) = kind.filter(|kind| size < kind.size_min()) else {
         return Ok(());
-    }
+    };
     let message = format!(
         "{size} is asked for, and the smallest {kind} has {}.",
         kind.size_min()
@@ -206,39 +204,33 @@ fn access_modes(claim: &PersistentVolumeClaim) -> Vec<String> {
     modes.unwrap_or_default()
 }
 
-/// The options that the filesystem of a new volume is mounted with. A block volume has none.
-fn mount_options(claim: &PersistentVolumeClaim, class: &Class) -> Vec<String> {
-    let options = Some(class.mount_options.clone());
-    options.filter(|_| !is_block(claim)).unwrap_or_default()
-}
-
-fn new_volume(
-    look: &StoredClaim,
-    claim: &PersistentVolumeClaim,
+/// A volume of a class, of that size. It belongs to nobody yet, and has no places for its copies. One for blocks has no
+/// filesystem and no mount options.
+pub fn volume_of_class(
     class: &Class,
     size: Bytes,
-) -> Volume {
-    let spec = VolumeSpec {
+    is_block: bool,
+    access_modes: Vec<String>,
+) -> VolumeSpec {
+    let mount_options = Some(class.mount_options.clone()).filter(|_| !is_block);
+    VolumeSpec {
         capacity: size,
-        claim: Some(claim_ref(claim)),
+        claim: None,
         volume_id: String::new(),
         released_by: None,
         discard: false,
-        provisional: true,
-        class: look
-            .class
-            .as_ref()
-            .map(|class| class.name_any())
-            .unwrap_or_default(),
+        provisional: false,
+        class: String::new(),
         placement: Vec::new(),
         pools: class.pools.clone(),
-        access_modes: access_modes(claim),
-        mount_options: mount_options(claim, class),
+        access_modes,
+        published_to: None,
+        mount_options: mount_options.unwrap_or_default(),
         replicas: class.replicas,
         consistency_factor: class.consistency_factor,
         via: class.via,
         thick: class.thick,
-        filesystem: (!is_block(claim)).then_some(class.filesystem),
+        filesystem: (!is_block).then_some(class.filesystem),
         checksums: class.checksums,
         scrub_interval_seconds: class.scrub_interval_seconds,
         scrub_requested: None,
@@ -250,6 +242,21 @@ fn new_volume(
         iscsi: class.iscsi.clone(),
         recovery: None,
         growth: None,
+    }
+}
+
+fn new_volume(
+    look: &StoredClaim,
+    claim: &PersistentVolumeClaim,
+    class: &Class,
+    size: Bytes,
+) -> Volume {
+    let name = look.class.as_ref().map(|class| class.name_any());
+    let spec = VolumeSpec {
+        claim: Some(claim_ref(claim)),
+        provisional: true,
+        class: name.unwrap_or_default(),
+        ..volume_of_class(class, size, is_block(claim), access_modes(claim))
     };
     let mut volume = Volume::new(&look.stored.key, spec);
     volume.metadata.finalizers = Some(vec![VOLUME_FINALIZER.to_owned()]);

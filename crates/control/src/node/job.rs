@@ -356,6 +356,7 @@ mod tests {
             placement: Vec::new(),
             pools: Vec::new(),
             access_modes: vec![mode.to_owned()],
+            published_to: None,
             mount_options: Vec::new(),
             volume_id: String::new(),
             released_by: None,

@@ -102,6 +102,16 @@ impl Pools<'_> {
         })
     }
 
+    /// What a new copy could have on a pool; none if the pool takes none now.
+    pub fn left(&self, pool: &Pool, thick: bool) -> Option<Bytes> {
+        if !pool.takes_copies() || self.nodes.is_lost(&pool.spec.node) {
+            return None;
+        }
+        let room = self.room_of(pool, "").ok()?;
+        let left = room.limit.saturating_sub(room.promised);
+        Some(if thick { left.min(room.free) } else { left })
+    }
+
     /// Which pools share the same space, for a sentence.
     fn along_with(&self, pool: &Pool) -> String {
         let sharing = disks::sharing(&self.pools, pool);

@@ -43,7 +43,7 @@ pub use fault::Fault;
 pub use format::{Formatted, Past, ensure_filesystem, ensure_filesystem_with_past};
 pub use idle::grow_idle;
 pub use observe::{
-    Observation, ObservedFilesystem, Publication, Usage, observations, observe, usage,
+    Observation, ObservedFilesystem, Publication, Usage, observations, observe, shown_at, usage,
 };
 pub(crate) use own::disown;
 pub use own::lock_holder;

@@ -9,7 +9,7 @@ use trellis_api::Bytes;
 use super::device::{self, AttachedDevice};
 use super::fault::Fault;
 use super::own;
-use super::place::MountPlace;
+use super::place::{self, MountPlace};
 use crate::error::{Context, Error, Result};
 use crate::filesystem::{self, FilesystemKind, Geometry, State};
 use crate::probe::{self, Content};
@@ -172,6 +172,15 @@ fn cut_off(
         backing,
         device: device.size,
     })
+}
+
+/// Every path at which the volume on `device` can be seen: its filesystem, or the device itself.
+pub fn shown_at(device: &Path) -> Result<Vec<PathBuf>> {
+    let number = place::number_of(device)?;
+    let shows = |mount: &Mount| mount.is_of(number) || shows_node(mount, device, number);
+    let mounts = mountinfo::read()?.into_iter();
+    let shown = mounts.filter(shows).map(|mount| mount.mount_point);
+    Ok(shown.collect())
 }
 
 /// How full the filesystem at `path` is.

@@ -75,6 +75,7 @@ pub(super) fn carrier_hold(stage: &Stage, error: trellis_node::Error) -> Hold {
     }
 }
 
-pub(super) fn node_hold(error: trellis_node::Error) -> Hold {
+/// The hold of an error of the kernel.
+pub fn node_hold(error: trellis_node::Error) -> Hold {
     Hold::new(error.reason(), sentence(&error))
 }

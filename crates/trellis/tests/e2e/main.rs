@@ -6,6 +6,7 @@
 mod bad_input;
 mod copies;
 mod crash;
+mod csi;
 mod down;
 mod full;
 mod growth;

@@ -10,7 +10,8 @@ use kube::runtime::watcher::watch_object;
 use kube::{Api, Client, Resource};
 use serde_json::Value;
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
+use trellis_api::Hold;
 use trellis_api::kinds::{
     Attachment, Pool, Replica, SYSTEM_NAMESPACE, Target, VOLUME_LABEL, Volume,
 };
@@ -135,6 +136,26 @@ where
         None
     };
     tokio::time::timeout_at(until, waiting).await.ok().flatten()
+}
+
+/// Waits until an Attachment that was deleted is gone. If the time is over first, the answer is what its node says that
+/// holds it, or `otherwise`.
+pub async fn wait_gone(
+    api: Api<Attachment>,
+    name: &str,
+    until: Instant,
+    otherwise: Hold,
+) -> Result<(), Status> {
+    let mut last = None;
+    let gone = follow(api, name, until, |seen: Option<Attachment>| {
+        let Some(seen) = seen else { return Some(()) };
+        last = seen.status.and_then(|status| status.hold);
+        None
+    });
+    if gone.await.is_some() {
+        return Ok(());
+    }
+    Err(codes::refused_as(Code::Aborted, &last.unwrap_or(otherwise)))
 }
 
 /// Whether the API has refused a write because the object had changed.

@@ -11,7 +11,7 @@ use kube::api::DeleteParams;
 use serde_json::json;
 use tokio::time::Instant;
 use tonic::{Code, Status};
-use trellis_api::kinds::{Attachment, PublishedTo, Volume};
+use trellis_api::kinds::{PublishedTo, Volume};
 use trellis_api::{Hold, HoldReason, MountOptions};
 use trellis_control::volume::nodes::lost_since;
 
@@ -19,7 +19,7 @@ use super::{ControllerService, VOLUMES_PER_NODE_MAX, required};
 use crate::capability::{Form, Usage, Writers};
 use crate::codes;
 use crate::names::{attachment_name, can_be_object};
-use crate::objects::{CONFLICTS_MAX, Objects, follow, is_conflict, is_gone};
+use crate::objects::{CONFLICTS_MAX, Objects, is_conflict, is_gone, wait_gone};
 use crate::proto::csi::ControllerPublishVolumeRequest;
 
 /// The entry of the context by which a node learns that it may only read.
@@ -191,23 +191,9 @@ async fn end_use(objects: &Objects, id: &str, node: &str, until: Instant) -> Res
     if found.is_none_or(|node| lost_since(&node).is_some()) {
         return Ok(());
     }
-    let mut last = None;
-    let gone = follow(api, &name, until, |seen: Option<Attachment>| {
-        let Some(seen) = seen else { return Some(()) };
-        last = seen.status.and_then(|status| status.hold);
-        None
-    });
-    if gone.await.is_some() {
-        return Ok(());
-    }
-    let unknown = || {
-        let message = format!("Node {node} has not ended its use of volume {id} yet.");
-        Hold::new(HoldReason::StillInUse, message)
-    };
-    Err(codes::refused_as(
-        Code::Aborted,
-        &last.unwrap_or_else(unknown),
-    ))
+    let message = format!("Node {node} has not ended its use of volume {id} yet.");
+    let otherwise = Hold::new(HoldReason::StillInUse, message);
+    wait_gone(api, &name, until, otherwise).await
 }
 
 fn changing(id: &str) -> Status {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
 use tokio::time::Instant;
-use tonic::{Code, Status};
+use tonic::Status;
 use trellis_api::kinds::{
     ATTACHMENT_FINALIZER, AtPath, Attachment, AttachmentSpec, Consumer, VOLUME_LABEL, Volume,
 };
@@ -16,7 +16,7 @@ use crate::capability::{Form, Usage, Writers};
 use crate::codes;
 use crate::controller::READ_ONLY_CONTEXT;
 use crate::names::{attachment_name, can_be_object};
-use crate::objects::{follow, is_conflict, is_gone};
+use crate::objects::{follow, is_conflict, is_gone, wait_gone};
 use crate::proto::csi::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 
 /// Brings the volume to the staging path.
@@ -209,21 +209,7 @@ async fn end(node: &NodeService, name: &str, until: Instant) -> Result<(), Statu
         Err(error) if is_gone(&error) => return Ok(()),
         Err(error) => return Err(codes::from_api(&error, &format!("attachment {name}"))),
     }
-    let mut last = None;
-    let gone = follow(api, name, until, |seen: Option<Attachment>| {
-        let Some(seen) = seen else { return Some(()) };
-        last = seen.status.and_then(|status| status.hold);
-        None
-    });
-    if gone.await.is_some() {
-        return Ok(());
-    }
-    let unknown = || {
-        let message = format!("Attachment {name} is being taken away, and is not gone yet.");
-        Hold::new(HoldReason::OperationRunning, message)
-    };
-    Err(codes::refused_as(
-        Code::Aborted,
-        &last.unwrap_or_else(unknown),
-    ))
+    let message = format!("Attachment {name} is being taken away, and is not gone yet.");
+    let otherwise = Hold::new(HoldReason::OperationRunning, message);
+    wait_gone(api, name, until, otherwise).await
 }
